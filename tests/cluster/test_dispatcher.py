@@ -33,7 +33,7 @@ from tokenwright.engine import (
     Group,
     PagePool,
     PrefixIndex,
-    PromptLogprobsAdded,
+    PromptLogprobs,
     Request,
     SamplingParams,
     Scheduler,
@@ -97,7 +97,7 @@ class ScriptedReplica:
         if start is not None and self.told.get(number, start) < len(order.prompt):
             at = self.told.get(number, start)
             self.told[number] = at + 1
-            events.append(PromptLogprobsAdded(5, at, (float(-at),)))
+            events.append(PromptLogprobs(5, at, (float(-at),)))
         else:
             for _ in range(min(tokens, len(order.prompt) + order.params.max_tokens - len(text))):
                 text.append(next_token(text, order.params.seed, order.choice))
@@ -143,7 +143,7 @@ class Client:
             case Token(sequence=number, token=token, text=text):
                 assert number in self.choices and number not in self.ends and text == f"<{token}>"
                 self.texts.setdefault(number, []).append(token)
-            case PromptLogprobsAdded(sequence=number, start=start, logprobs=logprobs):
+            case PromptLogprobs(sequence=number, start=start, logprobs=logprobs):
                 assert number == first and start == len(self.logprobs) + 1
                 self.logprobs += logprobs
             case Finished(sequence=number, reason=reason):

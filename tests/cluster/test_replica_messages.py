@@ -46,8 +46,8 @@ from tokenwright.engine import (
     Forked,
     Grammar,
     Group,
-    HiddenAdded,
-    PromptLogprobsAdded,
+    HiddenStates,
+    PromptLogprobs,
     SamplingParams,
     Thoughts,
     Token,
@@ -133,7 +133,7 @@ SHAPES = st.builds(
 )
 EVENTS = st.one_of(
     st.builds(Token, WHOLE, WHOLE, LOGPROBS, LOGPROBS, TOPS, TEXTS),
-    st.builds(PromptLogprobsAdded, WHOLE, WHOLE, tuples(LOGPROBS), tuples(TOPS)),
+    st.builds(PromptLogprobs, WHOLE, WHOLE, tuples(LOGPROBS), tuples(TOPS)),
     st.builds(Finished, WHOLE, st.sampled_from(FinishReason), TEXTS, st.none() | TEXTS | WHOLE),
     st.builds(HiddenRows, WHOLE, WHOLE, TEXTS, tuples(WHOLE), st.binary()),
     TEXTS.map(lambda said: packed_event(Failed(3, errors.RequestError(said, "stop")))),
@@ -206,7 +206,7 @@ def test_params_come_back_as_they_were(params):
     "number", [-math.inf, math.inf, math.nan, -0.0, 5e-324, 0.1 + 0.2, -1e16, 1.7976931348623157e308]
 )
 def test_log_probabilities_come_back_to_the_bit(number):
-    events = [Token(1, 2, number, number, (TopLogprob(3, number, number),)), PromptLogprobsAdded(1, 1, (number,))]
+    events = [Token(1, 2, number, number, (TopLogprob(3, number, number),)), PromptLogprobs(1, 1, (number,))]
     messages = [Report([], [TextNews(1, events, False, None, 0, 0, 0)], 0, 0)]
     assert exact(read(framed(messages))) == exact(messages)
 
@@ -242,8 +242,8 @@ def test_whole_numbers_may_stand_for_others():
 
 @pytest.mark.parametrize("rows", [np.zeros((0, 3), np.float32), np.array([[-np.inf, np.nan], [1e-45, -0.0]], ">f4")])
 def test_hidden_states_come_back_as_they_were(rows):
-    got = unpacked_event(packed_event(HiddenAdded(3, 7, rows[:, ::-1])))
-    assert isinstance(got, HiddenAdded) and (got.sequence, got.start) == (3, 7)
+    got = unpacked_event(packed_event(HiddenStates(3, 7, rows[:, ::-1])))
+    assert isinstance(got, HiddenStates) and (got.sequence, got.start) == (3, 7)
     assert got.rows.dtype == rows.dtype and got.rows.shape == rows.shape
     assert got.rows.tobytes() == rows[:, ::-1].tobytes()
 

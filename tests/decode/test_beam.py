@@ -20,7 +20,7 @@ from tokenwright.decode import BeamSearch, TextStopChecker
 from tokenwright.decode.logits_processors import log_softmax
 from tokenwright.engine import (
     Chunk,
-    Fault,
+    Failed,
     Finish,
     FinishReason,
     LogitsNeeded,
@@ -233,24 +233,24 @@ class Player:
         rows = [(self.chunk(one), np.array(self.case.rows(self.texts[one]))) for one in order]
         results = self.search.pick(rows)
         if not all(isinstance(result, Pick) for result in results):
-            assert [result.parent for result in results] == order, "at the end every beam is told"
+            assert [result.sequence for result in results] == order, "at the end every beam is told"
             self.ends = results
             return
         before = dict(self.texts)
-        assert {pick.parent for pick in results} <= before.keys()
+        assert {pick.sequence for pick in results} <= before.keys()
         assert len({pick.choice for pick in results}) == len(results), "no two beams have one choice"
         self.texts, self.choices = {}, {}
         for pick in results:
-            identity = pick.parent
+            identity = pick.sequence
             if identity in self.texts:
                 self.ids += 1
                 identity = self.ids
             [token] = pick.tokens
-            self.texts[identity] = (*before[pick.parent], token)
+            self.texts[identity] = (*before[pick.sequence], token)
             self.choices[identity] = pick.choice
             assert self.search.advance(token) is None, "what ends was not picked"
-            assert pick.logprobs == (self.case.model(before[pick.parent])[token],)
-            assert pick.sampler_logprobs == (self.case.row(before[pick.parent])[token],)
+            assert pick.logprobs == (self.case.model(before[pick.sequence])[token],)
+            assert pick.sampler_logprobs == (self.case.row(before[pick.sequence])[token],)
         self.picks += results
         self.steps.append([text for _, text in sorted((self.choices[one], text) for one, text in self.texts.items())])
 
@@ -306,7 +306,7 @@ def test_a_search_is_the_one_of_the_definition(case, reverse):
     same(player.found(), expected)
     best = expected[0][2] if expected else None
     assert all(
-        isinstance(end, Finish) and end.reason is best if expected else isinstance(end, Fault) for end in player.ends
+        isinstance(end, Finish) and end.reason is best if expected else isinstance(end, Failed) for end in player.ends
     )
     check_tree(player)
 
@@ -335,7 +335,7 @@ def leaves(player):
 def test_where_every_end_is_forbidden_and_nothing_else_is_left_the_search_fails():
     params = SamplingParams(beams=2, max_tokens=4, min_tokens=2, stop_ids=range(V))
     player = Player(Case(params, lambda text: [0.0] * V)).play()
-    assert [type(end) for end in player.ends] == [Fault]
+    assert [type(end) for end in player.ends] == [Failed]
     assert "nothing is left to choose" in str(player.ends[0].error)
     assert player.found() == []
 

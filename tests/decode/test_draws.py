@@ -132,7 +132,7 @@ def test_a_draw_is_the_same_in_any_batch(batch, seed):
     def picked(places):
         output = Output(tuple(range(i, i + 1) for i in range(len(places))), logits[list(places)])
         results = TensorSampler().pick(output, Step(tuple(chunks[i] for i in places)))
-        return {result.parent: result for result in results}
+        return {result.sequence: result for result in results}
 
     together = picked(range(len(chunks)))
     assert together == picked(order)
@@ -153,7 +153,7 @@ def test_choices_of_one_chunk_are_those_of_each_alone():
 
     together = picks((0, 1, 2))
     assert [pick.choice for pick in together] == [0, 1, 2]
-    assert all(isinstance(pick, Pick) and pick.parent == 4 for pick in together)
+    assert all(isinstance(pick, Pick) and pick.sequence == 4 for pick in together)
     assert [picks((choice,))[0] for choice in (0, 1, 2)] == together
 
 

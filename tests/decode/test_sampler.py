@@ -19,7 +19,7 @@ from tokenwright.decode.sampler import probabilities as probabilities_of_arrays
 from tokenwright.decode.sampler import top_ids as top_ids_of_arrays
 from tokenwright.engine import (
     Chunk,
-    Fault,
+    Failed,
     LogitsNeeded,
     NoStopChecker,
     Output,
@@ -162,8 +162,8 @@ def test_the_sampler_answers_each_chunk_and_a_bad_row_fails_alone():
         ],
         logits,
     )
-    assert [type(result) for result in results] == [Pick, Fault, PromptLogprobs, Pick, Fault]
-    assert [result.parent for result in results] == [0, 1, 3, 3, 4]
+    assert [type(result) for result in results] == [Pick, Failed, PromptLogprobs, Pick, Failed]
+    assert [result.sequence for result in results] == [0, 1, 3, 3, 4]
     right = logits.log_softmax(-1)
     assert results[0].tokens == (int(logits[0].argmax()),)
     assert results[0].logprobs == pytest.approx((float(right[0].max()),), abs=1e-6)
@@ -213,7 +213,7 @@ def test_where_nothing_is_left_the_sequence_fails_alone():
         ],
         logits,
     )
-    assert [type(result) for result in results] == [Pick, Fault, Fault]
+    assert [type(result) for result in results] == [Pick, Failed, Failed]
     assert results[0].tokens == (1,)
     for fault in results[1:]:
         assert isinstance(fault.error, EngineError)
@@ -314,7 +314,7 @@ def test_the_beams_of_a_search_choose_together():
     )
     assert mine.asked == [[(0, logits[0].tolist()), (4, logits[5].tolist())]]
     assert other.asked == [[(2, logits[2].tolist())]]
-    assert [(type(result), result.parent) for result in results] == [
+    assert [(type(result), result.sequence) for result in results] == [
         (Pick, 1), (PromptLogprobs, 4), (Pick, 0), (Pick, 4), (Pick, 2),
     ]  # fmt: skip
     assert seen == [(1, None), (0, None), (4, None), (2, None)]
@@ -326,7 +326,7 @@ def test_a_bad_row_fails_its_whole_search_and_no_other():
     logits[1, 3] = math.nan
     searches = (mine, mine, other, None)
     results = pick([chunk(i, LogitsNeeded.LAST, search=search, seed=1) for i, search in enumerate(searches)], logits)
-    assert [(type(result), result.parent) for result in results] == [(Pick, 3), (Fault, 0), (Fault, 1), (Pick, 2)]
+    assert [(type(result), result.sequence) for result in results] == [(Pick, 3), (Failed, 0), (Failed, 1), (Pick, 2)]
     assert mine.asked == []
 
 

@@ -10,7 +10,7 @@ from tokenwright.decode import RowSampler
 from tokenwright.decode.sampler import log_totals
 from tokenwright.engine import (
     Chunk,
-    Fault,
+    Failed,
     FinishReason,
     LogitsNeeded,
     NoStopChecker,
@@ -70,7 +70,7 @@ def one_by_one(checker, count, **params):
         sequence.counts.sampler_logprob = spent
         chunk = Chunk(sequence, len(text) - 1, len(text), LogitsNeeded.LAST)
         [pick] = RowSampler().pick(Output((range(1),), ROWS[row : row + 1]), Step((chunk,)))
-        if isinstance(pick, Fault):
+        if isinstance(pick, Failed):
             return found
         found.append((pick.tokens[0], pick.logprobs[0], pick.sampler_logprobs[0], pick.tops[0]))
         text.append(pick.tokens[0])
@@ -122,6 +122,6 @@ def test_a_row_that_is_not_finite_fails_where_it_is_the_first_and_ends_the_draft
         rows = ROWS.copy()
         rows[bad, 0] = math.nan
         found = picks(PROMPT, drafts, rows, NoStopChecker(), temperature=0.0)
-        assert isinstance(found, Fault if bad == 0 else Pick)
+        assert isinstance(found, Failed if bad == 0 else Pick)
         if bad:
             assert len(found.tokens) == bad

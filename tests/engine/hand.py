@@ -12,7 +12,6 @@ from tokenwright.engine import (
     AttentionWindow,
     Engine,
     Failed,
-    Fault,
     Group,
     NoStopChecker,
     PagePool,
@@ -101,11 +100,11 @@ class Watched(ScriptedModel):
         return output
 
     def pick(self, output, step):
-        results = [result for result in super().pick(output, step) if result.parent not in self.faulty]
-        results += [Fault(chunk.sequence.id, Planted()) for chunk in step.chunks if chunk.sequence.id in self.faulty]
+        results = [result for result in super().pick(output, step) if result.sequence not in self.faulty]
+        results += [Failed(chunk.sequence.id, Planted()) for chunk in step.chunks if chunk.sequence.id in self.faulty]
         for result in results:
             if isinstance(result, Pick):
-                self.texts[result.parent] += result.tokens
+                self.texts[result.sequence] += result.tokens
         return results
 
     def copy(self, group, source, target):

@@ -21,7 +21,6 @@ from tokenwright.engine import (
     Dropped,
     Engine,
     Failed,
-    Fault,
     Finish,
     Finished,
     FinishReason,
@@ -32,7 +31,6 @@ from tokenwright.engine import (
     PagePool,
     Pick,
     PromptLogprobs,
-    PromptLogprobsAdded,
     Request,
     SamplingParams,
     Scheduler,
@@ -309,9 +307,9 @@ def test_what_was_asked_of_a_prompt_holds_for_all_its_texts():
         for one in branches:
             engine.resume(one.id)
         events += drain(engine)
-        assert [event.start for event in events if isinstance(event, PromptLogprobsAdded)] == [1]
+        assert [event.start for event in events if isinstance(event, PromptLogprobs)] == [1]
         texts, _ = written(
-            [event for event in events if not isinstance(event, PromptLogprobsAdded)], {sequence.id: range(9)}
+            [event for event in events if not isinstance(event, PromptLogprobs)], {sequence.id: range(9)}
         )
         assert sorted(texts.values()) == sorted(texts_of(range(9), 4, 6))
 
@@ -398,9 +396,9 @@ def test_a_fault_in_one_beam_fails_the_group_alone():
 
     def with_fault(output, step):
         results = pick(output, step)
-        group = [one for one in results if isinstance(one, Pick) and one.parent != other.id]
+        group = [one for one in results if isinstance(one, Pick) and one.sequence != other.id]
         if len(group) > 1:
-            return [Fault(group[-1].parent, Planted()), *[one for one in results if one.parent == other.id]]
+            return [Failed(group[-1].sequence, Planted()), *[one for one in results if one.sequence == other.id]]
         return results
 
     engine.sampler.pick = with_fault

@@ -25,7 +25,7 @@ from tokenwright.engine import (
     Group,
     PagePool,
     PrefixIndex,
-    PromptLogprobsAdded,
+    PromptLogprobs,
     Request,
     SamplingParams,
     Scheduler,
@@ -466,7 +466,7 @@ class Machine(RuleBasedStateMachine):
                     text = self.texts[identity]
                     assert token == mixed(seen(self.window, text)), "the text is the naive loop's"
                     text.append(token)
-                case PromptLogprobsAdded(start=start, logprobs=values):
+                case PromptLogprobs(start=start, logprobs=values):
                     for place, value in enumerate(values, start):
                         assert place not in self.scores[identity], "each token is scored once"
                         self.scores[identity][place] = value

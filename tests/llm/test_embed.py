@@ -14,7 +14,7 @@ from tests.engines import assert_at_rest, held, reached, until
 from tests.models.fixtures import make_checkpoint
 from tests.oracle.harness import prompt_of
 from tokenwright import LLM, ContextError, EngineError, RequestError, SamplingParams
-from tokenwright.engine import Failed, Finished, HiddenAdded, LogitsNeeded, Output, Request, Step
+from tokenwright.engine import Failed, Finished, HiddenStates, LogitsNeeded, Output, Request, Step
 
 KERNELS = ("native", "reference")
 TEXTS = [prompt_of(length, seed) for seed, length in enumerate((1, 40, 7, 23))]
@@ -142,7 +142,7 @@ def test_a_preempted_text_reports_each_row_once():
     while engine.busy:
         events += engine.step()
         check_invariants(engine.scheduler)
-    rows = [event for event in events if isinstance(event, HiddenAdded)]
+    rows = [event for event in events if isinstance(event, HiddenStates)]
     assert [event.start for event in rows] == [0, 5, 10]
     assert [row for event in rows for row in event.rows] == [list(tokens[: n + 1]) for n in range(13)]
     assert sequence.counts.forwarded == 18

@@ -90,8 +90,8 @@ class Recorder:
                 kept[place] = tensor(output.logits[row]).clone()
         results = self.sampler.pick(output, step)
         return [
-            replace(one, tokens=(self.forced[one.parent][stops[one.parent]],))
-            if isinstance(one, Pick) and one.parent in self.forced
+            replace(one, tokens=(self.forced[one.sequence][stops[one.sequence]],))
+            if isinstance(one, Pick) and one.sequence in self.forced
             else one
             for one in results
         ]

@@ -173,7 +173,7 @@ class TextFailure:
 
 # The first type that fits is taken. No two have the same required fields, and most events are tokens.
 TextEvent = Annotated[
-    core.Token | core.Finished | core.PromptLogprobsAdded | HiddenRows | TextFailure, Field(union_mode="left_to_right")
+    core.Token | core.Finished | core.PromptLogprobs | HiddenRows | TextFailure, Field(union_mode="left_to_right")
 ]
 
 
@@ -229,12 +229,12 @@ class Pong:
 def packed_event(event: core.Event) -> TextEvent:
     """An event as a replica sends it. An error of no type in errors.py becomes an EngineError."""
     match event:
-        case core.HiddenAdded(sequence=sequence, start=start):
+        case core.HiddenStates(sequence=sequence, start=start):
             rows = np.asarray(event.rows)
             return HiddenRows(sequence, start, rows.dtype.str, rows.shape, rows.tobytes())
         case core.Failed(sequence=sequence, error=error):
             return _failure(sequence, error)
-        case core.Token() | core.Finished() | core.PromptLogprobsAdded():
+        case core.Token() | core.Finished() | core.PromptLogprobs():
             return event
     raise AssertionError("a replica writes one text for an order, without beams")
 
@@ -243,7 +243,7 @@ def unpacked_event(event: TextEvent) -> core.Event:
     match event:
         case HiddenRows():
             rows = np.frombuffer(event.data, event.dtype).reshape(event.shape)
-            return core.HiddenAdded(event.sequence, event.start, rows)
+            return core.HiddenStates(event.sequence, event.start, rows)
         case TextFailure():
             return core.Failed(event.sequence, getattr(errors, event.kind)(*event.arguments))
     return event

@@ -6,7 +6,7 @@ from typing import Literal
 
 from tokenwright.cluster.replica_messages import TextCommand, TextEvent, TextOrder, unpacked_event
 from tokenwright.cluster.router import RoutedReplica
-from tokenwright.engine import Event, Failed, Forked, HiddenAdded, PromptLogprobsAdded, Sequence, Token
+from tokenwright.engine import Event, Failed, Forked, HiddenStates, PromptLogprobs, Sequence, Token
 from tokenwright.engine.port import Delivery, Listener
 from tokenwright.errors import EngineError, RequestError
 from tokenwright.trace.rooms import WayPart
@@ -59,9 +59,9 @@ class TextInFlight:
             sent.sequence = self.sequence.id
             return sent
         match event := unpacked_event(sent):
-            case PromptLogprobsAdded(logprobs=logprobs):
+            case PromptLogprobs(logprobs=logprobs):
                 self.logprobs += len(logprobs)
-            case HiddenAdded(start=start, rows=rows):
+            case HiddenStates(start=start, rows=rows):
                 rows = rows[max(0, self.hidden - start) :]
                 if not len(rows):
                     return None

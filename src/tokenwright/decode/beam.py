@@ -19,7 +19,17 @@ import numpy as np
 from tokenwright.arrays import Array, Floats
 from tokenwright.decode.logits_processors import Doubles, adjusted, log_softmax
 from tokenwright.decode.sampler import exhausted, top_ids
-from tokenwright.engine import Chunk, Fault, Finish, FinishReason, Pick, Result, SamplingParams, StopChecker, TopLogprob
+from tokenwright.engine import (
+    Chunk,
+    Failed,
+    Finish,
+    FinishReason,
+    Pick,
+    Result,
+    SamplingParams,
+    StopChecker,
+    TopLogprob,
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -82,7 +92,7 @@ class BeamSearch(StopChecker):
         self.over = False
 
     def pick(self, rows: ListLike[tuple[Chunk, Floats]]) -> list[Result]:
-        """The picks of a step, from each beam's chunk and row of logits [V]; a Finish or Fault each when it ends."""
+        """The picks of a step, from each beam's chunk and row of logits [V]; a Finish or Failed each when it ends."""
         chunks = {chunk.sequence.choices[0]: (chunk, logits) for chunk, logits in rows}
         table = {choice: self._row(choice, *pair) for choice, pair in chunks.items()}
         tops = {choice: _top(*pair, self.params.logprobs or 0) for choice, pair in table.items()}
@@ -101,7 +111,7 @@ class BeamSearch(StopChecker):
         self.over = True
         best = self.best(1)
         if not best:
-            return [Fault(sequence, exhausted()) for sequence in beams]
+            return [Failed(sequence, exhausted()) for sequence in beams]
         return [Finish(sequence, best[0].reason) for sequence in beams]
 
     def best(self, n: int) -> list[Hypothesis]:

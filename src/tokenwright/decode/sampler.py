@@ -162,7 +162,7 @@ class RowSampler:
                 each = [None if i in unsound else _row(output, values, totals, i) for i in rows]
                 results.append(_verified(chunk, each, observe))
             elif not unsound.isdisjoint(rows):
-                results.append(engine.Fault(chunk.sequence.id, _unsound()))
+                results.append(engine.Failed(chunk.sequence.id, _unsound()))
             else:
                 if chunk.logits_needed is ALL:
                     known = output.log_totals[rows.start : rows.stop]
@@ -176,12 +176,12 @@ class RowSampler:
         return results
 
 
-def _hidden(chunk: engine.Chunk, hidden: Floats | None, rows: range) -> engine.HiddenStates | engine.Fault:
-    """The chunk's rows of hidden [N, width], or a Fault if a number of them is not finite."""
+def _hidden(chunk: engine.Chunk, hidden: Floats | None, rows: range) -> engine.HiddenStates | engine.Failed:
+    """The chunk's rows of hidden [N, width], or a Failed if a number of them is not finite."""
     assert hidden is not None, "the runner answers every chunk"
     found = hidden[rows.start : rows.stop]
     if not _sound(found):
-        return engine.Fault(chunk.sequence.id, _unsound())
+        return engine.Failed(chunk.sequence.id, _unsound())
     return engine.HiddenStates(chunk.sequence.id, chunk.start, found)
 
 
@@ -222,14 +222,14 @@ class _Text:
     sampler_logprob: float
 
 
-def _picked(chunk: engine.Chunk, found: _Row, text: _Text, observe: Observe) -> list[engine.Pick] | list[engine.Fault]:
+def _picked(chunk: engine.Chunk, found: _Row, text: _Text, observe: Observe) -> list[engine.Pick] | list[engine.Failed]:
     sequence = chunk.sequence
     request = sequence.request
     params = request.params
     try:
         mask = text.checker.mask()
     except Exception as error:  # of this request's stop checker: others must not fail with it
-        return [engine.Fault(sequence.id, error)]
+        return [engine.Failed(sequence.id, error)]
     values, total, best = found
     position = len(text.tokens)
     known = best if request.argmax and mask is None and position - request.prompt_length >= params.min_tokens else None
@@ -240,7 +240,7 @@ def _picked(chunk: engine.Chunk, found: _Row, text: _Text, observe: Observe) -> 
         return [engine.Pick(sequence.id, tokens, logprobs, (0.0,), ((),), choice) for choice in sequence.choices]
     row = adjusted(values, text.tokens, request.prompt_length, params, request.constraints, mask)
     if row is not values and row.max() == -math.inf:
-        return [engine.Fault(sequence.id, exhausted())]
+        return [engine.Failed(sequence.id, exhausted())]
     whole = params.logprobs or observe is not unobserved
     ids, row = (None, np.asarray(row)) if whole else _few(row, params)
     chances = probabilities(row, params, _bound(request, text) if params.mirostat else math.inf)
@@ -277,7 +277,7 @@ def _few(row: Any, params: engine.SamplingParams) -> tuple[NDArray[np.int64] | N
     return ids, row[ids]
 
 
-def _verified(chunk: engine.Chunk, rows: Iterable[_Row | None], observe: Observe) -> engine.Pick | engine.Fault:
+def _verified(chunk: engine.Chunk, rows: Iterable[_Row | None], observe: Observe) -> engine.Pick | engine.Failed:
     """Accept drafts: a Pick of the tokens that the rows choose, up to and including the first that is not its draft.
 
     rows: None for one that is not finite. A fault after the first row ends the Pick: the next step computes it again.
@@ -286,8 +286,8 @@ def _verified(chunk: engine.Chunk, rows: Iterable[_Row | None], observe: Observe
     text = _Text(list(sequence.tokens), sequence.stop_checker, sequence.counts.sampler_logprob)
     picks: list[engine.Pick] = []
     for row, draft in zip(rows, (*chunk.drafts, None), strict=True):
-        [one] = [engine.Fault(sequence.id, _unsound())] if row is None else _picked(chunk, row, text, observe)
-        if isinstance(one, engine.Fault):
+        [one] = [engine.Failed(sequence.id, _unsound())] if row is None else _picked(chunk, row, text, observe)
+        if isinstance(one, engine.Failed):
             if picks:
                 break
             return one
@@ -314,7 +314,7 @@ class Guessing:
         if not math.isfinite(totals[row]):
             return None
         [pick] = _picked(chunk, _row(output, output.logits, totals, row), self._text, unobserved)
-        if isinstance(pick, engine.Fault):
+        if isinstance(pick, engine.Failed):
             return None
         self.tokens.append(pick.tokens[0])
         self.ended = not _goes_on(chunk, self._text, pick)
@@ -351,12 +351,12 @@ def exhausted() -> GrammarError:
 
 def _searched(beams: list[_Beam], observe: Observe) -> list[engine.Result]:
     if not all(_sound(logits) for _, logits, _ in beams):
-        return [engine.Fault(chunk.sequence.id, _unsound()) for chunk, _, _ in beams]
+        return [engine.Failed(chunk.sequence.id, _unsound()) for chunk, _, _ in beams]
     results: list[engine.Result] = [score(*beam) for beam in beams if beam[0].logits_needed is ALL]
     try:
         results += beams[0][0].request.search.pick([(chunk, logits[-1]) for chunk, logits, _ in beams])
     except Exception as error:  # of the beams' stop checkers
-        return [engine.Fault(chunk.sequence.id, error) for chunk, _, _ in beams]
+        return [engine.Failed(chunk.sequence.id, error) for chunk, _, _ in beams]
     for chunk, logits, _ in beams:
         observe(chunk, logits[-1], None)
     return results

@@ -179,7 +179,7 @@ class Scheduler:
 
     def commit(self, step: steps.Step, results: ListLike[steps.Result]) -> list[steps.Event]:
         """Advance the sequences of a step, append their picks and end those that are done. Returns the events."""
-        faulty = {result.parent for result in results if isinstance(result, steps.Fault)}
+        faulty = {result.sequence for result in results if isinstance(result, steps.Failed)}
         size = self.pool.page_size
         for chunk in step.chunks:
             sequence, start, stop = chunk.sequence, chunk.start, chunk.stop
@@ -197,7 +197,7 @@ class Scheduler:
         events: list[steps.Event] = []
         answers: dict[int, list[steps.Result]] = {}
         for result in results:
-            answers.setdefault(result.parent, []).append(result)
+            answers.setdefault(result.sequence, []).append(result)
         for parent, answer in answers.items():
             if parent in self.sequences:  # a fault in its group may have ended it
                 self._apply(self.sequences[parent], answer, events)
@@ -218,7 +218,7 @@ class Scheduler:
             match result:
                 case steps.Pick():
                     picks.append(result)
-                case steps.Fault(error=error):
+                case steps.Failed(error=error):
                     events += self.end_group(sequence.group, error)
                     return
                 case steps.Finish(reason=reason):

@@ -101,9 +101,9 @@ class TopLogprob:
 
 @dataclass(slots=True)
 class Pick:
-    """The sampler's choice for a sequence. Several picks with one parent fork it; a beam without a pick ends."""
+    """The sampler's choice for a sequence. Several picks for one fork it; a beam without a pick ends."""
 
-    parent: int
+    sequence: int
     tokens: tuple[int, ...]  # the drafts that the sampler accepted, and one more
     logprobs: tuple[float, ...]  # of each token, the model's
     sampler_logprobs: tuple[float, ...] = (0.0,)
@@ -113,9 +113,9 @@ class Pick:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """Log-probabilities of known tokens of `parent` from position `start` on; `tops` as in Pick."""
+    """Log-probabilities of known tokens from position `start` on, as a result and as an event; `tops` as in Pick."""
 
-    parent: int
+    sequence: int
     start: int
     logprobs: tuple[float, ...]
     tops: tuple[tuple[TopLogprob, ...], ...] = ()
@@ -123,18 +123,18 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class HiddenStates:
-    """Hidden states of known tokens of `parent`: rows [n, width] in fp32, the first at position `start`."""
+    """Hidden states of known tokens, as a result and an event: rows [n, width] in fp32 from position `start` on."""
 
-    parent: int
+    sequence: int
     start: int
     rows: Any
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
-    """The row of `parent` cannot be used, so this sequence fails; the others go on."""
+class Failed:
+    """A sequence cannot go on, and the others do: a result; and the last event of one that ended with an error."""
 
-    parent: int
+    sequence: int
     error: Exception
 
 
@@ -142,17 +142,17 @@ class Fault:
 class Finish:
     """The sampler ends a sequence without another token: its search is over."""
 
-    parent: int
+    sequence: int
     reason: FinishReason
 
 
-Result = Pick | PromptLogprobs | HiddenStates | Fault | Finish
+Result = Pick | PromptLogprobs | HiddenStates | Failed | Finish
 
 
 def with_faults(faults: Mapping[int, Exception], step: "Step", results: list[Result]) -> list[Result]:
-    """The results of a step, with a Fault in place of the results of each chunk in `faults`, by its index."""
+    """The results of a step, with a Failed in place of the results of each chunk in `faults`, by its index."""
     failed = {step.chunks[index].sequence.id: error for index, error in faults.items()}
-    return [*map(Fault, failed, failed.values()), *(one for one in results if one.parent not in failed)]
+    return [*map(Failed, failed, failed.values()), *(one for one in results if one.sequence not in failed)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,33 +176,18 @@ class Token:
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class PromptLogprobsAdded:
-    sequence: int
-    start: int
-    logprobs: tuple[float, ...]
-    tops: tuple[tuple[TopLogprob, ...], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class HiddenAdded:
-    sequence: int
-    start: int
-    rows: Any
-
-
 def reported(sequence: Sequence, found: PromptLogprobs | HiddenStates) -> list["Event"]:
     """The event for known tokens that were not reported before: a preempted sequence computes some twice."""
     if isinstance(found, HiddenStates):
         at = sequence.counts.hidden
         rows = found.rows[max(0, at - found.start) :]
         sequence.counts.hidden += len(rows)
-        return [HiddenAdded(sequence.id, at, rows)] if len(rows) else []
+        return [HiddenStates(sequence.id, at, rows)] if len(rows) else []
     at = sequence.next_logprob
     known = max(0, at - found.start)
     fresh = found.logprobs[known:]
     sequence.counts.logprobs += len(fresh)
-    return [PromptLogprobsAdded(sequence.id, at, fresh, found.tops[known:])] if fresh else []
+    return [PromptLogprobs(sequence.id, at, fresh, found.tops[known:])] if fresh else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,15 +218,7 @@ def finished(sequence: Sequence, reason: FinishReason) -> "Finished | Failed":
     return Finished(sequence.id, FinishReason.STOP if isinstance(stopped, str) else reason, text, stopped)
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The last event of a sequence that ended with an error."""
-
-    sequence: int
-    error: Exception
-
-
-Event = Forked | Token | PromptLogprobsAdded | HiddenAdded | Dropped | Finished | Failed
+Event = Forked | Token | PromptLogprobs | HiddenStates | Dropped | Finished | Failed
 
 
 class Proposer(Protocol):

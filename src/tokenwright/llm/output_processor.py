@@ -143,10 +143,10 @@ class OutputProcessor:
                     self._sequences.append(branch)
                     if search is None:
                         self._texts[identity] = ChoiceText(branch, branch.choices[0])
-                case engine.PromptLogprobsAdded(logprobs=logprobs, tops=tops):
+                case engine.PromptLogprobs(logprobs=logprobs, tops=tops):
                     self.prompt_logprobs += logprobs
                     self._prompt_tops += tops
-                case engine.HiddenAdded(rows=rows):
+                case engine.HiddenStates(rows=rows):
                     self.hidden.add(rows)
                 case engine.Failed(error=error):
                     self.error = self.error or error

@@ -284,7 +284,9 @@ class Recorder:
         seen: dict[int, tuple[Floats, Doubles | None]] = {}
         results = self.sampler.pick(output, step, lambda chunk, *both: seen.update({chunk.sequence.id: both}))
         sampled = self.clock()
-        picks = {result.parent: result for result in reversed(results) if isinstance(result, Pick)}  # the first of each
+        picks = {
+            result.sequence: result for result in reversed(results) if isinstance(result, Pick)
+        }  # the first of each
         recorded = []
         for draft in self._drafts:
             identity, choice = draft.chunk.sequence.id, None

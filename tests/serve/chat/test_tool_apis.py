@@ -49,7 +49,7 @@ class Scripted:
     def _written(self, one: Any, sequences: Any) -> Any:
         if not isinstance(one, Pick):
             return one
-        sequence = sequences[one.parent]
+        sequence = sequences[one.sequence]
         at = len(sequence.tokens) - sequence.request.prompt_length
         tokens = (*self.script, self.end)[at : None if self.at_once else at + 1]
         zeros = (0.0,) * len(tokens)
