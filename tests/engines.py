@@ -31,7 +31,7 @@ async def reached(condition: Callable[[], Any]) -> None:
             await asyncio.sleep(0.001)
 
 
-def settled(llm: LLM) -> Engine[Any]:
+def settled(llm: LLM) -> Engine:
     """The engine once it has read all messages sent until now: cancelled requests have ended."""
     return llm.llm_engine.loop.call(lambda engine: engine)
 

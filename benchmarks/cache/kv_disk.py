@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tokenwright.llm.outputs import Usage
 
 
-def evict(engine: Engine[Any]) -> None:
+def evict(engine: Engine) -> None:
     """Forget all cached pages."""
     for pool in engine.pool.group_pools:
         while pool.cached:

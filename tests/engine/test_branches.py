@@ -6,7 +6,6 @@ an engine: whatever pages, budgets, neighbours and preemptions it meets, it must
 
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -117,7 +116,7 @@ class Branching(ScriptedModel):
         return results
 
 
-def build(attention_windows, pages, page_size, budget, sequences) -> Engine[Any]:
+def build(attention_windows, pages, page_size, budget, sequences) -> Engine:
     groups = [Group(pages, window, page_bytes=1) for window in attention_windows]
     model = Branching(lambda text: 0, groups, page_size)
     model.budget = budget

@@ -101,7 +101,7 @@ def make_subject(kind: str) -> Subject:
 class Bench:
     """An engine whose parts can be reached: one spec, one fresh pool, memory full of NaN."""
 
-    engine: Engine[Any]
+    engine: Engine
     store: KVStore
     sampler: Recorder
 

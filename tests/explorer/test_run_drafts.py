@@ -60,7 +60,7 @@ def really(prompt: Any, *, free: bool, **params: Any) -> tuple[Any, list[tuple[i
     """What an engine with speculation makes of a prompt: its completion, and each step's position and drafts."""
     steps: list[tuple[int, tuple[int, ...]]] = []
 
-    def watch(engine: Engine[Any]) -> None:
+    def watch(engine: Engine) -> None:
         commit = engine.scheduler.commit
 
         def noted(step: Any, results: Any) -> Any:

@@ -143,7 +143,7 @@ class Subject:
         specs: Sequence[LayerSpec] | None = None,
         kernels: Any = None,
         around: Callable[[ModelRunner], Runner[Any]] = lambda runner: runner,
-    ) -> Engine[Any]:
+    ) -> Engine:
         """An engine over a fresh pool, by default of one full context. `around` may wrap its runner."""
         pages = pages or -(-self.config.context // page_size)
         specs = specs or self.specs()
@@ -202,7 +202,7 @@ def greedy(prompt: Sequence[int], max_tokens: int, *, cache: bool = True, prompt
     return Request(tuple(prompt), params, cache=cache, prompt_logprobs_from=1 if prompt_logprobs else None, salt=salt)
 
 
-def write(engine: Engine[Any], requests: Sequence[Request]) -> list[Text]:
+def write(engine: Engine, requests: Sequence[Request]) -> list[Text]:
     """Run the requests to their ends. A request that fails fails the test."""
     texts = [engine.submit(request) for request in requests]
     while engine.busy:

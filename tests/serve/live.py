@@ -101,7 +101,7 @@ def settled(server: Live) -> None:
     """Wait until nothing runs; then every page must be free, but for those that clients have pinned."""
     until(lambda: not (server.service.running or server.service.admission.used))
 
-    def look(engine: Engine[Any]) -> None:
+    def look(engine: Engine) -> None:
         engine.scheduler.warming.give_up()  # as at each request: a next turn may be under way, or wait for the machine
         check_invariants(engine.scheduler)
         assert not engine.scheduler.sequences, "a request was left behind"

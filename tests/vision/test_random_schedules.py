@@ -123,7 +123,7 @@ def test_another_text_gets_tokens_between_slices(tmp_path: Path, monkeypatch: py
         log.append("tower")
         return linear(self, *given)
 
-    def computed(self: Engine[Any], step: Step) -> list[Event]:
+    def computed(self: Engine, step: Step) -> list[Event]:
         events = compute(self, step)
         log.extend("token" for event in events if isinstance(event, Token))
         if "read" in log and log[-1] == "token":

@@ -39,7 +39,7 @@ class ClusterLoop:
         self, launcher: Launcher, secret: bytes, settings: RouterSettings, *, shared: bool, starting: int | None = None
     ) -> None:
         self.clock = time.perf_counter
-        self.engine: Engine[Any]  # only checks requests
+        self.engine: Engine  # only checks requests
         self.dispatcher = Dispatcher(settings.retries, self.clock, shared=shared)
         self._news: SimpleQueue[News | EngineError] | None = SimpleQueue()  # until a replica takes texts
         self._submitted: SimpleQueue[RoutedHandle] = SimpleQueue()  # submitted, not yet seen by the router
@@ -72,7 +72,7 @@ class ClusterLoop:
         if (queue := self._news) is not None:
             queue.put(news)
 
-    def _accepting(self, shape: ReplicaShape, context: int) -> Engine[Any]:
+    def _accepting(self, shape: ReplicaShape, context: int) -> Engine:
         pool = PagePool(shape.groups, shape.page_size)
         prefixes = PrefixIndex(pool, shape.seed, self._supervisor.secret)
         scheduler = Scheduler(pool, shape.token_budget, shape.max_sequences, prefixes)

@@ -198,7 +198,7 @@ class Worker:
             case wire.End():
                 os._exit(1)
 
-    def _answer(self, _: Engine[Any]) -> None:
+    def _answer(self, _: Engine) -> None:
         self._put(wire.Pong())
         self.report_pages()
 
@@ -266,7 +266,7 @@ def _opened(options: wire.ReplicaOptions, outbox: Outbox) -> Worker | None:
         return None
     pages = PageNews()
 
-    def listen(engine: Engine[Any]) -> None:
+    def listen(engine: Engine) -> None:
         engine.prefixes.secret = options.secret
         engine.pool.listen(pages)
 

@@ -14,7 +14,6 @@ import threading
 import time
 from contextlib import suppress
 from secrets import token_bytes
-from typing import Any
 
 from tokenwright.cluster.replica import Outbox, PageNews, Worker, messages_of
 from tokenwright.cluster.replica_messages import ReplicaOpened
@@ -75,7 +74,7 @@ class ReplicaServer:
         self.address: tuple[str, int] = host, self._listener.getsockname()[1]
         threading.Thread(target=self._accept, name="routers", daemon=True).start()
 
-    def _listen(self, engine: Engine[Any]) -> None:
+    def _listen(self, engine: Engine) -> None:
         engine.prefixes.secret = self._secret
         engine.pool.listen(self._pages)
 

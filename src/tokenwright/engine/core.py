@@ -2,7 +2,7 @@
 
 import logging
 import time
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from tokenwright.engine.page_pool import PagePool
 from tokenwright.engine.pictures import Pixels, longest
@@ -32,10 +32,10 @@ class Sampler(Protocol[T]):
     def pick(self, output: Output[T], step: Step) -> list[Result]: ...
 
 
-class Engine(Generic[T]):
+class Engine:
     """Runs requests over one page pool. `context`: the most tokens that one sequence may have."""
 
-    def __init__(self, runner: Runner[T], sampler: Sampler[T], scheduler: Scheduler, context: int) -> None:
+    def __init__(self, runner: Runner[Any], sampler: Sampler[Any], scheduler: Scheduler, context: int) -> None:
         self.runner = runner
         self.sampler = sampler
         self.scheduler = scheduler

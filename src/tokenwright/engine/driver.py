@@ -18,7 +18,7 @@ from tokenwright.engine.step import Event
 from tokenwright.errors import EngineError
 
 T = TypeVar("T")
-Action = Callable[[Engine[Any]], list[Event] | None]  # returns the events that it caused
+Action = Callable[[Engine], list[Event] | None]  # returns the events that it caused
 
 
 class Driver(Protocol):
@@ -90,11 +90,11 @@ class Message(NamedTuple):
 
 
 class Call(Generic[T]):
-    def __init__(self, function: Callable[[Engine[Any]], T]) -> None:
+    def __init__(self, function: Callable[[Engine], T]) -> None:
         self._function = function
         self._answer: SimpleQueue[tuple[bool, Any]] = SimpleQueue()
 
-    def run(self, engine: Engine[Any]) -> None:
+    def run(self, engine: Engine) -> None:
         try:
             self._answer.put((True, self._function(engine)))
         except BaseException as error:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as ListLike
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from tokenwright.engine.core import Engine
 from tokenwright.engine.driver import Action, Call, Driver, EngineThread, Message, close_at_exit
@@ -153,7 +153,7 @@ class EngineLoop:
 
     def __init__(
         self,
-        engine: Engine[Any],
+        engine: Engine,
         clock: Callable[[], float] = time.perf_counter,
         end_step: EndStep | None = None,
         make_driver: Callable[[Callable[[], bool]], Driver] = EngineThread,
@@ -181,7 +181,7 @@ class EngineLoop:
             for handle in handles:
                 handle.sequence.group.pause_at = 0
 
-        def add(engine: Engine[Any]) -> None:
+        def add(engine: Engine) -> None:
             for handle in handles:
                 self._handles[handle.sequence.id] = handle
                 self._starting.append(handle)
@@ -194,7 +194,7 @@ class EngineLoop:
         self._send(Message(add, refuse))
         return handles
 
-    def call(self, function: Callable[[Engine[Any]], T]) -> T:
+    def call(self, function: Callable[[Engine], T]) -> T:
         """Run `function(engine)` between two steps; return its result, or raise what it raises."""
         self.check()
         call = Call(function)
@@ -208,7 +208,7 @@ class EngineLoop:
     def end(self, why: WorkerError) -> None:
         """End the engine with an error, without waiting."""
 
-        def fail(_: Engine[Any]) -> None:
+        def fail(_: Engine) -> None:
             raise why
 
         self.post(fail)

@@ -5,7 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from tokenwright.engine import Engine, Request
 from tokenwright.engine.port import Delivery, RequestHandle
@@ -118,7 +118,7 @@ class Batches:
             self.remove(identity)
 
 
-def _check_room(engine: Engine[Any], requests: Sequence[Request]) -> None:
+def _check_room(engine: Engine, requests: Sequence[Request]) -> None:
     """Raises CapacityError if the pool cannot hold the requests beside all others."""
     scheduler = engine.scheduler
     everyone = [*scheduler.sequences.values(), *map(engine.accept, requests)]

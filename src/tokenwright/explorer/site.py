@@ -123,7 +123,7 @@ def recorded_batch(explorer: Explorer) -> dict[str, Any]:
         layers = group_layers(llm.specs)
         requests = [llm.prepare(prompt, params) for prompt in BATCH]
 
-        def play(engine: Engine[Any]) -> list[PoolCard]:
+        def play(engine: Engine) -> list[PoolCard]:
             sequences = [engine.submit(request) for request in requests]
             read = [len(sequence.tokens) for sequence in sequences]
 

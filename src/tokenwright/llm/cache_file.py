@@ -27,7 +27,7 @@ def save_pages(
 ) -> int:
     """Save a text's cached pages; return how many tokens they cover, without a file if 0. Raises CacheFileError."""
 
-    def read(engine: Engine[Any]) -> Snapshot:
+    def read(engine: Engine) -> Snapshot:
         spared, held = engine.prefixes.find_pages(engine.prefixes.hashes(salt), tokens)
         contents = [store.read(group, list(table.values())) for group, table in enumerate(held)]
         return Snapshot(tuple(tokens[:spared]), [list(table) for table in held], contents)
@@ -45,7 +45,7 @@ def load_pages(
     like = loop.call(lambda _: [store.read(group, [0]) for group in range(len(store.groups))])
     found = load(path, about, like, store.page_size)
 
-    def write(engine: Engine[Any]) -> int | None:
+    def write(engine: Engine) -> int | None:
         hashes = engine.prefixes.hashes(salt(len(found.tokens)))
         fresh = engine.prefixes.missing_pages(hashes, found.tokens, found.pages)
         if fresh is None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import finalize
 
-from tokenwright.arrays import Floats
 from tokenwright.backends.device import asked_threads, compute_here
 from tokenwright.backends.kv_sizing import memory_of, size_groups
 from tokenwright.backends.native.native_kernels import NUMERICS, arithmetic
@@ -281,7 +280,7 @@ class LLMEngine:
         return replace(looked(done), others=tuple(map(looked, done.others)))
 
     def release(self, owner: str, session: str) -> None:
-        def end(engine: Engine[Any]) -> None:
+        def end(engine: Engine) -> None:
             engine.scheduler.kv.pins.release(owner, session)
 
         self.loop.post(end)
@@ -291,7 +290,7 @@ class LLMEngine:
         if rules.spare:
             rules = replace(rules, allowed=lambda: allowed() and MACHINE.free)
 
-        def warm(engine: Engine[Any]) -> None:
+        def warm(engine: Engine) -> None:
             with suppress(RequestError, CapacityError):  # there is no room for it
                 engine.warm(request, rules)
 
@@ -300,7 +299,7 @@ class LLMEngine:
     def kept(self, texts: Sequence[KeptText], owner: str) -> KeptTokens:
         return self.inspect(kept_in([one for text in texts if (one := self.prompts.hashes.of(text))], owner))
 
-    def inspect(self, function: Callable[[Engine[Floats]], T]) -> T:
+    def inspect(self, function: Callable[[Engine], T]) -> T:
         return self.loop.call(function)
 
     def check(self) -> None:

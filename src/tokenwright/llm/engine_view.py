@@ -5,7 +5,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
-from tokenwright.arrays import Floats
 from tokenwright.backends.runner import Model
 from tokenwright.checks import no_attribute
 from tokenwright.engine import Engine, Request
@@ -97,7 +96,7 @@ class EngineView:
         return self.llm_engine.local("model").model
 
     @property
-    def engine(self) -> Engine[Floats]:
+    def engine(self) -> Engine:
         """The engine, for inspection while it is idle: the engine thread changes it at any other time."""
         return self.llm_engine.local("engine").loop.engine
 
@@ -171,7 +170,7 @@ class EngineView:
         """The object that assembles a submitted request's texts from its deliveries."""
         return transcript(self.llm_engine, handle)
 
-    def inspect(self, function: Callable[[Engine[Floats]], T]) -> T:
+    def inspect(self, function: Callable[[Engine], T]) -> T:
         """`function(engine)`, run by the engine thread between two steps; it must not change it. Raises EngineError."""
         return self.llm_engine.local("inspect").inspect(function)
 

@@ -280,7 +280,7 @@ class Run(AbstractContextManager["Run"]):
             )
         sequence, store, replay = self.sequence, self.engine.store, self._recording.replay
 
-        def between_steps(engine: Engine[Any]) -> T:  # noqa: ARG001  (`inspect` only keeps it between steps)
+        def between_steps(engine: Engine) -> T:  # noqa: ARG001  (`inspect` only keeps it between steps)
             text = ReplayedText(self.tokens, sequence.limit, store, sequence.tables, self.pictures)
             if sequence.computed < position + rows or not text.holds(position, rows):
                 text = replay.rebuilt(self.tokens, sequence.limit, self.pictures)
@@ -300,7 +300,7 @@ class Run(AbstractContextManager["Run"]):
         store = self.engine.store
         sizes = [group.page_bytes(store.page_size) for group in store.groups]
 
-        def between_steps(engine: Engine[Any]) -> list[PageUse]:
+        def between_steps(engine: Engine) -> list[PageUse]:
             return [_page_use(engine.pool, sequence, sizes) for sequence in sequences]
 
         return self.engine.inspect(between_steps)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from tokenwright.cache import LayerGroup, group_layers
 from tokenwright.engine import Engine, SamplingParams
@@ -128,7 +128,7 @@ def _batch(explorer: Explorer, identity: str) -> PromptBatch:
     return batch
 
 
-def snapshot(engine: Engine[Any], layers: Sequence[LayerGroup], known: Sequence[Known]) -> PoolCard:
+def snapshot(engine: Engine, layers: Sequence[LayerGroup], known: Sequence[Known]) -> PoolCard:
     """The pool, the `known` sequences, ended ones too, and every other one of the engine, without its text."""
     mine = {one.sequence.id for one in known}
     others = [Known(one, "other") for one in engine.scheduler.sequences.values() if one.id not in mine]

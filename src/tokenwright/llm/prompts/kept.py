@@ -4,7 +4,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tokenwright.engine.pictures import Spans
 from tokenwright.engine.prefix_index import PrefixHashes
@@ -57,10 +57,10 @@ class KeptHashes:
         return tokens, hashes
 
 
-def kept_in(texts: Sequence[Hashed], owner: str) -> "Callable[[Engine[Any]], KeptTokens]":
+def kept_in(texts: Sequence[Hashed], owner: str) -> "Callable[[Engine], KeptTokens]":
     """A function that looks in an engine for texts, and for the pins of an owner."""
 
-    def look(engine: "Engine[Any]") -> KeptTokens:
+    def look(engine: "Engine") -> KeptTokens:
         prefixes, pins = engine.prefixes, engine.scheduler.kv.pins
         each = []
         for tokens, hashes in texts:
