@@ -1,4 +1,4 @@
-"""What holds between two steps of every engine: of its sequences and groups, their pages, and the pins."""
+"""The invariants of an engine between two steps: of its sequences and groups, their pages, and the pins."""
 
 from collections import Counter
 from collections.abc import Iterable

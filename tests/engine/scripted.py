@@ -129,7 +129,7 @@ def scripted_engine(
     token_budget: int = 16,
     max_sequences: int = 4,
     context: int = 32,
-) -> tuple[Engine[list[list[int]]], ScriptedModel]:
+) -> tuple[Engine, ScriptedModel]:
     """An engine over a scripted model."""
     groups = [Group(pages)]
     model = ScriptedModel(script, groups, page_size)

@@ -49,7 +49,7 @@ class PictureSource(Protocol):
 
 
 class AwaitedPictures:
-    """What the texts of an engine wait for: `first` is the first picture of a step that is not ready."""
+    """The pictures that texts wait for: `first` is the first one of a step that is not ready."""
 
     def __init__(self, source: PictureSource | None) -> None:
         self.source = source
