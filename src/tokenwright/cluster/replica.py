@@ -18,6 +18,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from tokenwright.backends.device import compute_with, leave_a_core_if_quick
 from tokenwright.cluster import replica_messages as wire
 from tokenwright.engine import Engine, Failed, Request
 from tokenwright.engine.page_events import CachedPage
@@ -245,8 +246,6 @@ def messages_of(connection: socket.socket) -> Iterator[Any]:
 
 
 def _opened(options: wire.ReplicaOptions, outbox: Outbox) -> Worker | None:
-    from tokenwright.backends.device import compute_with, leave_a_core_if_quick
-
     loading: dict[str, Any] = dict(options.loading)
     engine: dict[str, Any] = dict(options.engine)
     try:

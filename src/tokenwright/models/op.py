@@ -74,10 +74,7 @@ def numbers(name: str | None, count: int = 1) -> dict[str, Shape]:
 
 
 def union(each: Iterable[dict[str, Shape]]) -> dict[str, Shape]:
-    found: dict[str, Shape] = {}
-    for shapes in each:
-        found |= shapes
-    return found
+    return {name: shape for shapes in each for name, shape in shapes.items()}
 
 
 @dataclass(frozen=True, slots=True)
