@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import accumulate
 from types import TracebackType
-from typing import Any, ClassVar
+from typing import Any
 
 from tokenwright.errors import RequestError
 from tokenwright.text.control import ControlTokens, unused_characters
@@ -112,6 +112,9 @@ _FIELDS = frozenset(("role", "content", "tool_calls", "tool_call_id", "name", "t
 _ROLES = frozenset(("system", "developer", "user", "assistant", "tool"))
 _IN_CHANNEL = "<|channel|>final<|message|>"
 _PROBE = "9f1c6e"
+# The texts that templates write after an answer: asking a template's process takes 0.1 s.
+_ENDS: dict[tuple[object, ...], str] = {}
+_MOST_ENDS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +164,8 @@ class ChatTemplate(AbstractContextManager["ChatTemplate"]):
         values = {**tokenizer.template_variables, **own}
         self._process = Renderer(self._source, values, seconds)
         self.tools_source = tokenizer.tool_template or self._source
-        self._for_tools = (
-            self._process if tokenizer.tool_template is None else Renderer(self.tools_source, values, seconds)
-        )
+        apart = tokenizer.tool_template is not None
+        self._for_tools = Renderer(self.tools_source, values, seconds) if apart else self._process
         self._contents = ContentForms(self._source), ContentForms(self.tools_source)
         self._unread: set[str] = set()
         self._key = (self._source, *values.items())
@@ -233,12 +235,9 @@ class ChatTemplate(AbstractContextManager["ChatTemplate"]):
 
     @cached_property
     def end_ids(self) -> tuple[int, ...]:
-        """The control token that the template writes after an answer; empty if none follows. Rendered once per
-        template.
-        """
+        """The control token that the template writes after an answer; empty if none follows."""
         try:
-            rest = _Probes.known.get(self._key)
-            rest = self._probed() if rest is None else rest
+            rest = self._probed() if self._key not in _ENDS else _ENDS[self._key]
         except RequestError:
             return ()
         first = next((part for part in self._control.split(rest) if isinstance(part, int) or part.strip()), "")
@@ -250,14 +249,12 @@ class ChatTemplate(AbstractContextManager["ChatTemplate"]):
         before, found, rest = self._process.render(probe, False)[0].rpartition(_PROBE)
         if before.endswith(_IN_CHANNEL):
             rest = ""  # the token after an answer also ends earlier messages, such as reasoning
-        if len(_Probes.known) == _Probes.MOST:
-            _Probes.known.clear()
-        rest = rest if found else ""
-        _Probes.known[self._key] = rest
-        return rest
+        if len(_ENDS) == _MOST_ENDS:
+            _ENDS.clear()
+        return _ENDS.setdefault(self._key, rest if found else "")
 
     def start(self) -> None:
-        if self._key not in _Probes.known:
+        if self._key not in _ENDS:
             self._process.start()
 
     def close(self) -> None:
@@ -309,7 +306,7 @@ class ChatTemplate(AbstractContextManager["ChatTemplate"]):
         removed = f"{border}(?:[0-9]+{border})?|{marker}|{re.escape(escaped)}"
         shown = re.sub(removed, "", text)
         if len(shown) < len(text):
-            spans = _moved(spans, re.finditer(removed, text))
+            spans = _moved(spans, [(cut.start(), cut.start() - cut.end()) for cut in re.finditer(removed, text)])
         text = text.replace(escaped, marker)
         ids: list[int] = []
         marks: list[tuple[int, int]] = []
@@ -358,47 +355,26 @@ def _expanded(text: str, spans: list[TextSpan], pictures: PictureTexts | None) -
         return text, spans
     mark = re.compile(f"{PICTURE}|{re.escape(pictures.placeholder)}")
     places = [match.span() for match in mark.finditer(text)]
-    news = [
-        new if text[start] != PICTURE else new.join(pictures.around)
-        for (start, _), new in zip(places, pictures.texts, strict=False)
-    ]
+    pairs = zip(places, pictures.texts, strict=False)
+    news = [new if text[start] != PICTURE else new.join(pictures.around) for (start, _), new in pairs]
     if len(places) != len(pictures.texts):
         raise RequestError(
             f"messages have {len(pictures.texts)} pictures, and the model's chat template writes {len(places)} "
             f"places for them; leave U+FFFC out of texts, or give the model a template that prints pictures"
         )
-    grown = [0, *accumulate(len(new) - (b - a) for (a, b), new in zip(places, news, strict=True))]
-    starts = [start for start, _ in places]
-    pieces, done = [], 0
-    for (start, stop), new in zip(places, news, strict=True):
-        pieces += [text[done:start], new]
-        done = stop
-    moved = [
-        span._replace(
-            start=span.start + grown[bisect_left(starts, span.start)],
-            stop=span.stop + grown[bisect_left(starts, span.stop)],
-        )
-        for span in spans
-    ]
-    return "".join((*pieces, text[done:])), moved
+    moved = _moved(spans, [(a, len(new) - (b - a)) for (a, b), new in zip(places, news, strict=True)])
+    filling = iter(news)
+    return mark.sub(lambda _: next(filling), text), moved
 
 
-def _moved(spans: Iterable[TextSpan], cuts: Iterable[re.Match[str]]) -> list[TextSpan]:
-    """Spans of a text once cuts, in order, are taken out of it. `source` still counts the cuts."""
-    places = [(match.start(), match.end() - match.start()) for match in cuts]
-    gone = [0, *accumulate(length for _, length in places)]
+def _moved(spans: Iterable[TextSpan], places: Sequence[tuple[int, int]]) -> list[TextSpan]:
+    """Spans of a text that grows at places (start, characters), in order. `source` still counts the text before."""
+    starts, grown = [start for start, _ in places], [0, *accumulate(count for _, count in places)]
 
     def new(at: int) -> int:
-        return at - gone[bisect_left(places, (at, 0))]
+        return at + grown[bisect_left(starts, at)]
 
     return [span._replace(start=new(span.start), stop=new(span.stop)) for span in spans]
-
-
-class _Probes:
-    """A cache of the texts that templates write after an answer: asking a template's process takes 0.1 s."""
-
-    MOST = 100
-    known: ClassVar[dict[tuple[object, ...], str]] = {}
 
 
 @dataclass(frozen=True, slots=True)

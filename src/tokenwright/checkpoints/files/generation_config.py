@@ -14,15 +14,10 @@ _NEUTRAL: Mapping[str, object] = {
     "renormalize_logits": False, "sequence_bias": {}, "token_healing": False,
 }  # fmt: skip
 
-_READ = frozenset(
+_KNOWN = frozenset(  # read, or without effect
     (
         "eos_token_id", "bos_token_id", "do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p",
         "repetition_penalty", "suppress_tokens", "min_new_tokens",
-    )
-)  # fmt: skip
-
-_INERT = frozenset(
-    (
         "transformers_version", "pad_token_id", "decoder_start_token_id", "max_length", "max_new_tokens",
         "use_cache", "cache_implementation", "cache_config", "return_dict_in_generate", "output_attentions",
         "output_hidden_states", "output_scores", "output_logits", "chat_format", "max_window_size",
@@ -64,14 +59,15 @@ def parse_generation(
     return GenerationDefaults(
         bos_id=bos[0] if bos else None,
         eos_ids=tuple(eos),
-        temperature=_temperature(keys),
-        top_k=None if keys.raw("top_k") == -1 else _whole(keys, "top_k"),  # -1 in other engines: all tokens
+        # 0 (greedy) if do_sample is false, even if the file gives another
+        temperature=_number(keys, "temperature", least=0.0, most=1e6) if keys.flag("do_sample", True) else 0.0,
+        top_k=None if keys.raw("top_k") in (None, -1) else keys.whole("top_k", least=0),  # -1 elsewhere: all tokens
         top_p=_number(keys, "top_p", most=1.0),
         min_p=_number(keys, "min_p", least=0.0, most=1.0),
         typical_p=_number(keys, "typical_p", most=1.0),
         repetition_penalty=_number(keys, "repetition_penalty", most=100.0),
         banned_ids=tuple(sorted(set(_ids(keys, "suppress_tokens")))) or None,
-        min_tokens=_whole(keys, "min_new_tokens"),
+        min_tokens=None if keys.raw("min_new_tokens") is None else keys.whole("min_new_tokens", least=0),
         unsupported=_unsupported(suggested),
     )
 
@@ -85,15 +81,6 @@ def _ids(keys: JsonKeys, key: str) -> list[int]:
     return [one for one in ids if one >= 0]
 
 
-def _temperature(keys: JsonKeys) -> float | None:
-    """The temperature: 0 (greedy) if do_sample is false, even if the file gives another."""
-    return _number(keys, "temperature", least=0.0, most=1e6) if keys.flag("do_sample", True) else 0.0
-
-
-def _whole(keys: JsonKeys, key: str) -> int | None:
-    return None if keys.raw(key) is None else keys.whole(key, least=0)
-
-
 def _number(keys: JsonKeys, key: str, *, most: float, least: float | None = None) -> float | None:
     if keys.raw(key) is None:
         return None
@@ -104,6 +91,5 @@ def _number(keys: JsonKeys, key: str, *, most: float, least: float | None = None
 
 
 def _unsupported(suggested: Mapping[str, Any]) -> tuple[str, ...]:
-    known = {*_READ, *_INERT}
-    found = (key for key, value in suggested.items() if value is not None and key not in known and key[:1] != "_")
+    found = (key for key, value in suggested.items() if value is not None and key not in _KNOWN and key[:1] != "_")
     return tuple(sorted(key for key in found if key not in _NEUTRAL or suggested[key] != _NEUTRAL[key]))

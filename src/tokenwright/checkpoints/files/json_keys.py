@@ -158,11 +158,6 @@ def neutral(value: object) -> bool:
 
 
 def shown(value: object) -> str:
-    text = re.sub(r"[^\x20-\x7e]", "?", json.dumps(value) if _plain(value) else type(value).__name__)
+    large = (isinstance(value, int) and value.bit_length() > 256) or (isinstance(value, dict | list) and len(value) > 8)
+    text = re.sub(r"[^\x20-\x7e]", "?", type(value).__name__ if large else json.dumps(value))
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _plain(value: object) -> bool:
-    if isinstance(value, int):
-        return value.bit_length() <= 256
-    return not isinstance(value, dict | list) or len(value) <= 8

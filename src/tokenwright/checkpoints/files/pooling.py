@@ -51,7 +51,7 @@ def read_pooling(folder: Path) -> PoolingConfig:
             case "Normalize":
                 normalize = True
             case "LogitScore":
-                keys = _keys(folder / path / "config.json")
+                keys = JsonKeys(read_json(file := folder / path / "config.json"), str(file))
                 answers = keys.whole("true_token_id", least=0), keys.whole("false_token_id", least=0)
             case _:
                 lacking = f"the module {kind[:80]} of {MODULES}"
@@ -72,15 +72,11 @@ def _modules(file: Path) -> list[tuple[str, str]]:
     return found
 
 
-def _keys(file: Path) -> JsonKeys:
-    return JsonKeys(read_json(file), str(file))
-
-
 def _pooling(file: Path) -> tuple[Pooling, str]:
-    keys = _keys(file)
+    keys = JsonKeys(said := read_json(file), str(file))
     if isinstance(name := keys.raw("pooling_mode"), str):  # in newer files
         return (_NAMES[name], "") if name in _NAMES else ("mean", f"the pooling {name[:80]}")
-    wanted = [mode for mode in sorted(read_json(file)) if mode.startswith("pooling_mode_") and keys.flag(mode, False)]
+    wanted = [mode for mode in sorted(said) if mode.startswith("pooling_mode_") and keys.flag(mode, False)]
     if len(wanted) == 1 and wanted[0] in _MODES:
         return _MODES[wanted[0]], ""
     return "mean", f"the pooling {', '.join(wanted) or 'of no mode'}"

@@ -1,5 +1,6 @@
 """Reads reasoning, calls and the value of an answer from the pieces of a text, for `LLM.chat` and the server."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -23,14 +24,14 @@ class AnswerReader:
         self.keeps_tokens = keeps_tokens
         self._new = new
         self._parse = parse
-        self._growing: dict[int, TextTokens] = {}
+        self._growing = defaultdict[int, TextTokens](lambda: TextTokens(new()))
 
     @property
     def reasoning_tokens(self) -> int:
         return sum(one.parser.reasoning_tokens for one in self._growing.values())
 
     def push(self, piece: Piece, delta: Delta) -> None:
-        tokens = self._text(piece.choice)
+        tokens = self._growing[piece.choice]
         start = tokens.parser.pushed
         tokens.parser.push(piece.text, piece.token_id, delta)
         if self.keeps_tokens:
@@ -38,7 +39,7 @@ class AnswerReader:
 
     def finish(self, delta: Delta, reason: FinishReason | None, stopped: str | int | None = None) -> None:
         """Put what was held back, and why the text has ended, into its last delta."""
-        tokens = self._text(delta.choice)
+        tokens = self._growing[delta.choice]
         tokens.parser.finish(delta, cut=reason in CUT)
         if self.keeps_tokens:
             delta.tokens += tokens.finish()
@@ -83,11 +84,6 @@ class AnswerReader:
             if delta.text or delta.reasoning:
                 found.append(Piece("", None, 0.0, 0.0, (), choice, delta.text, delta.reasoning))
         return found
-
-    def _text(self, choice: int) -> "TextTokens":
-        if choice not in self._growing:
-            self._growing[choice] = TextTokens(self._new())
-        return self._growing[choice]
 
 
 class TextTokens:

@@ -232,21 +232,15 @@ class ChatProcessor:
             messages, tools = as_template_reads(messages, self.tools.facts, given), self.tools.declared(given)
         arranged = self._order.arranged(messages)
         messages = plain(arranged)
+        texts, markup = None if seen is None else seen.texts, wanted.markup
+        begins = wanted.generation_prompt and not wanted.continue_last
         if wanted.continue_last:
-            continued = self._continued(messages, tools, variables, None if seen is None else seen.texts)
-            continued = replace(continued, spans=own_spans(continued.spans, arranged))
-            return continued if seen is None else laid_out(continued, seen)
-        begins, markup = wanted.generation_prompt, wanted.markup
-        kept = _kept(answers or {}, written, messages)
-        rendered = self._template.render(
-            messages,
-            begins,
-            markup=markup,
-            answers=kept,
-            tools=tools,
-            variables=variables,
-            pictures=None if seen is None else seen.texts,
-        )
+            rendered = self._continued(messages, tools, variables, texts)
+        else:
+            kept = _kept(answers or {}, written, messages)
+            rendered = self._template.render(
+                messages, begins, markup=markup, answers=kept, tools=tools, variables=variables, pictures=texts
+            )
         rendered = replace(rendered, spans=own_spans(rendered.spans, arranged))
         if seen is not None:
             rendered = laid_out(rendered, seen)

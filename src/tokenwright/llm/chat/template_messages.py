@@ -17,7 +17,6 @@ VOLATILE = {"x-anthropic-billing-header:": "Claude Code's billing line"}
 _NINE = re.compile(r"(\.id|\[['\"]id['\"]\]|tool_call_id)\s*\|\s*length\s*(!=|==)\s*9|length\s*(!=|==)\s*9")
 _ITEMS = re.compile(r"arguments\s*(\.items\(\)|\|\s*(items|dictsort))")
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # names of the reasoning of a message
-_LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
 class TemplateMessages:
@@ -68,11 +67,7 @@ def nine_letters(identity: str) -> str:
     """The id as nine letters or digits, always the same for one id."""
     if len(identity) == 9 and identity.isascii() and identity.isalnum():
         return identity
-    number, found = int.from_bytes(hashlib.sha256(identity.encode("utf-8", "surrogatepass")).digest()[:8]), ""
-    for _ in range(9):
-        number, at = divmod(number, len(_LETTERS))
-        found += _LETTERS[at]
-    return found
+    return hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()[:9]
 
 
 _WRITTEN = ("content", "reasoning_content", "tool_calls")  # of a message
