@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from functools import reduce
 from itertools import count, product, takewhile
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typer.testing import CliRunner
 from tests.checkpoints.test_published_configs import graph_of
 from tests.models.files.published_files import METHODS
 from tests.models.fixtures import make_checkpoint, make_config, write_tokenizer
-from tests.models.random_models import plain_model
+from tests.models.random_models import PLAIN, plain_model
 from tests.models.weights import make_model
 from tests.tensors import tensors_of, unpacked
 from tokenwright import LLM, plan
@@ -163,26 +164,65 @@ def test_both_formats_of_transformers_hold_the_same_tensors(kind: str, tmp_path:
     assert all(torch.equal(one, found[1][name]) for name, one in found[0].items())
 
 
+MATRICES = r"(_proj|embed_q|unembed_out)\.weight$"
+MLX = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}  # of an expert
+
+
+def of_heads(name: str, one: torch.Tensor, config: dict[str, Any]) -> dict[str, torch.Tensor]:
+    heads = one.unflatten(0, (config["num_attention_heads"], -1)).split(
+        [config["qk_nope_head_dim"], config["v_head_dim"]], 1
+    )
+    at = name.removesuffix("kv_b_proj.weight")
+    return {f"{at}embed_q.weight": heads[0].transpose(1, 2), f"{at}unembed_out.weight": heads[1]}
+
+
+def stacked(tensors: dict[str, torch.Tensor], at: str, part: str) -> dict[str, torch.Tensor]:
+    each = takewhile(tensors.__contains__, (f"{at}.experts.{expert}.{part}.weight" for expert in count()))
+    own = {"up_proj": "fc1", "down_proj": "fc2"} if at.endswith("mixer") else MLX
+    return {f"{at}.switch_mlp.{own.get(part, part)}.weight": torch.stack([tensors[one] for one in each])}
+
+
+def of_gpt_oss(name: str, one: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Gate and up apart, and matrices as [experts, out, in]."""
+    at, part, bias = re.fullmatch(r"(.+\.)(gate_up|down)_proj(_bias)?", name).groups()  # type: ignore[union-attr]
+    turned, end = (one, "bias") if bias else (one.transpose(1, 2), "weight")
+    parts = {"down": turned} if part == "down" else {"gate": turned[:, ::2], "up": turned[:, 1::2]}
+    return {f"{at}{part}_proj.{end}": rows for part, rows in parts.items()}
+
+
+def of_gemma4(name: str, one: torch.Tensor) -> dict[str, torch.Tensor]:
+    at, part = re.fullmatch(r"(.+\.experts\.)(gate_up|down)_proj", name).groups()  # type: ignore[union-attr]
+    parts = {"down": one} if part == "down" else dict(zip(("gate", "up"), one.chunk(2, 1), strict=True))
+    return {f"{at}switch_glu.{part}_proj.weight": rows for part, rows in parts.items()}
+
+
 def as_mlx(folder: Path, to: Path, bits: int | None) -> None:
     """The folder as mlx-lm converts it: experts stacked, convolutions turned, 1 in the norms; perhaps quantised."""
     shutil.copytree(folder, to)
-    tensors = load_file(folder / "model.safetensors")
-    turned = any("conv1d" in name for name in tensors)
+    tensors, config = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
+    kimi, adds = (any(part in name for name in tensors) for part in ("q_conv1d", "linear_attn.conv1d"))
     found: dict[str, torch.Tensor] = {}
     for name, one in tensors.items():
         if match := re.fullmatch(r"(.+)\.experts\.0\.(\w+)\.weight", name):
-            each = (f"{match[1]}.experts.{at}.{match[2]}.weight" for at in count())
-            stack = torch.stack([tensors[other] for other in takewhile(tensors.__contains__, each)])
-            found[f"{match[1]}.switch_mlp.{match[2]}.weight"] = stack
-        elif "conv1d" in name:
-            found[name] = one.movedim(2, 1).contiguous()
-        elif turned and name.endswith(("norm.weight", "layernorm.weight")) and "linear_attn" not in name:
+            found |= stacked(tensors, match[1], match[2])
+        elif name.endswith("kv_b_proj.weight"):
+            found |= of_heads(name, one, config)
+        elif re.search(r"\.mlp\.experts\.(gate_up|down)_proj(_bias)?$", name):
+            found |= of_gpt_oss(name, one)
+        elif re.search(r"\.experts\.(gate_up|down)_proj$", name):
+            found |= of_gemma4(name, one)
+        elif "conv1d" in name or name.endswith("conv.conv.weight"):
+            found[name] = one if one.dim() < 3 else one.movedim(2, 1).contiguous()
+        elif adds and name.endswith(("norm.weight", "layernorm.weight")) and "linear_attn" not in name:
             found[name] = one + 1
         elif ".experts." not in name:
             found[name] = one
+    if kimi:
+        other = (("block_sparse_moe.gate.e_", "mlp.e_"), ("block_sparse_moe", "mlp"), ("_conv1d", "_conv.conv"))
+        found = {reduce(lambda text, pair: text.replace(*pair), other, name): one for name, one in found.items()}
     if bits is not None:
         quantise, config = METHODS["mlx"]({"bits": bits, "group": 32})
-        for name in [one for one in found if one.endswith("_proj.weight") and found[one].shape[-1] % 32 == 0]:
+        for name in [one for one in found if re.search(MATRICES, one) and found[one].shape[-1] % 32 == 0]:
             base, weight = name.removesuffix(".weight"), found.pop(name).float()
             _, parts = quantise(weight.flatten(0, -2), {"name": name})
             found |= {f"{base}.{part}": one.unflatten(0, weight.shape[:-1]) for part, one in parts.items()}
@@ -191,10 +231,16 @@ def as_mlx(folder: Path, to: Path, bits: int | None) -> None:
     save_file({name: one.contiguous() for name, one in found.items()}, to / "model.safetensors")
 
 
-@pytest.mark.parametrize("bits", [None, 4, 6])
-@pytest.mark.parametrize("kind", ["qwen3-moe", "qwen3-next", "qwen3.5-moe"])
+ADDING = ("qwen3-moe", "qwen3-next", "qwen3.5-moe")
+AS_MLX = ("mixtral", "jamba", "kimi-linear", "nemotron-h", "nemotron", "lfm2", "gpt-oss-plain", "gemma4", "deepseek3")
+
+
+@pytest.mark.parametrize(
+    ("kind", "bits"),
+    [*product(ADDING, (None, 4, 6)), *product(AS_MLX, (None,)), ("glm4.7-flash", 4)],
+)
 def test_what_mlx_lm_writes_is_read(kind: str, bits: int | None, tmp_path: Path) -> None:
-    made = make_model(make_config(kind), 1)
+    made = make_model(plain_model(kind) if kind in PLAIN else make_config(kind), 1)
     made.save_pretrained(tmp_path / "published")
     write_tokenizer(tmp_path / "published")
     as_mlx(tmp_path / "published", tmp_path / "mlx", bits)
@@ -256,6 +302,14 @@ def test_experts_in_fp8_as_transformers_saves_them_are_read(tmp_path: Path) -> N
     (tmp_path / "fp8/config.json").write_text(json.dumps(settings))
     ours, theirs = tensors_in(tmp_path / "fp8"), tensors_in(tmp_path / "plain")
     assert all(torch.equal(one, theirs[name]) for name, one in ours.items())
+
+
+def test_weights_that_mlx_lm_multiplied_are_refused(tmp_path: Path) -> None:
+    """Falcon-H1's factors of config.json are in them, and would be taken again."""
+    make_checkpoint(tmp_path / "published", "falcon-h1")
+    as_mlx(tmp_path / "published", tmp_path / "mlx", None)
+    with pytest.raises(CheckpointError, match="mlx-lm's copy of this model has the factors"):
+        Checkpoint.open(tmp_path / "mlx")
 
 
 def test_a_layout_that_is_not_read_is_refused_without_blaming_the_files(tmp_path: Path) -> None:

@@ -198,6 +198,26 @@ def test_a_description_may_lie_beside_the_config(model: Path, case: str, tmp_pat
         Checkpoint.open(folder)
 
 
+KV = {"kv_cache_scheme": {"num_bits": 8, "type": "float"}}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"quant_method": "compressed-tensors", "config_groups": {}, "ignore": [], **KV},
+        {"quant_method": "modelopt", "quant_algo": None, "kv_cache_quant_algo": "FP8"},
+    ],
+)
+def test_a_cache_alone_may_be_quantised(model: Path, said: dict[str, Any], tmp_path: Path) -> None:
+    settings = json.loads((model / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(settings | {"quantization_config": said}))
+    tensors = load_file(model / "model.safetensors")
+    scales = {f"model.layers.0.self_attn.{one}_scale": torch.ones(1) for one in "kv"}
+    save_file(tensors | scales, tmp_path / "model.safetensors")
+    ours, theirs = (tensors_of(Checkpoint.open(one), torch.float32) for one in (tmp_path, model))
+    assert all(torch.equal(one, theirs[name]) for name, one in ours.items())
+
+
 def test_each_matrix_has_the_codec_of_its_tensors(model: Path, tmp_path: Path) -> None:
     """llm-compressor's mixed precision: fp8 attention beside int4 MLPs, each group with a format of its own."""
     tensors = load_file(model / "model.safetensors")

@@ -1,47 +1,53 @@
 """Finds missing tensors under other programs' names and shapes, if the sizes agree.
 
-transformers 5 unstacks or stacks experts; mlx-lm writes `switch_mlp`, transposes convolutions, adds 1 to norms; some
-writers join q, k and v, or gate and up.
+transformers 5 unstacks or stacks experts; mlx-lm writes `switch_mlp`, transposes convolutions, adds 1 to norms, cuts
+latent attention into heads; some writers join q, k and v, or gate and up.
 """
 
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from itertools import count, takewhile
 from math import prod
 from typing import NamedTuple
 
 from tokenwright.checkpoints.families.family import TensorSource
 from tokenwright.checkpoints.files.safetensors import Stored, slices
-from tokenwright.checkpoints.quantised.codecs import Compound, Concatenated
+from tokenwright.checkpoints.quantised.codecs import concatenated
 from tokenwright.models.graph import Graph
 
 HEAD = "lm_head.weight"  # in every family
-# A published name, and transformers 5's.
+_PARTS = {"gate": ("gate_proj", "w1"), "up": ("up_proj", "w3", "fc1"), "down": ("down_proj", "w2", "fc2")}
+# A published name, and transformers 5's or mlx-lm's.
 _RENAMED = tuple(
     (re.compile(published), written)
     for published, written in (
         (r"(layers\.\d+)\.block_sparse_moe\.(gate\.weight|shared_experts\..+)", r"\1.mlp.\2"),
         (r"(layers\.\d+\.mlp)\.router\.gate\.weight", r"\1.gate.weight"),
         (r"(layers\.\d+)\.block_sparse_moe\.((?:gate\.)?e_score_correction_bias)\.weight", r"\1.mlp.\2"),
+        (r"(layers\.\d+)\.block_sparse_moe\.gate\.(e_score_correction_bias)\.weight", r"\1.mlp.\2"),
         (r"(layers\.\d+\.mlp)\.expert_bias\.weight", r"\1.e_score_correction_bias"),
         (r"(layers\.\d+\.mlp)\.(moe_statics\.e_score_correction_bias)\.weight", r"\1.gate.\2"),
         (r"(layers\.\d+\.mlp)\.shared_mlp\.(.+)", r"\1.shared_experts.\2"),
         (r"(layers\.\d+\.self_attn)\.gate_proj\.weight", r"\1.g_proj.weight"),
         (r"(layers\.\d+\.linear_attn)\.out_norm\.weight", r"\1.norm.weight"),
+        (r"(layers\.\d+\.self_attn\.[qkv]_conv)1d\.weight", r"\1.conv.weight"),
+        *((rf"(layers\.\d+\.feed_forward)\.{w}\.weight", rf"\1.{name}.weight") for name, w, *_ in _PARTS.values()),
     )
 )
-_PARTS = {"gate": ("gate_proj", "w1"), "up": ("up_proj", "w3"), "down": ("down_proj", "w2")}
 _BOTH = "gate_up_proj"
-_OURS = re.compile(r"layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate|up|down)\.weight")
+_OURS = re.compile(r"layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate|up|down)\.(weight|bias)")
 _JOINED = {  # parts of a layer, and names of their joined tensor
     ("q", "k", "v"): ("qkv_proj", "W_pack", "query_key_value", "Wqkv", "wqkv", "c_attn", "qkv"),
     ("gate", "up"): ("gate_up_proj", "gate_up", "gate_and_up_proj"),
     ("conv_q", "conv_k", "conv_v"): ("conv1d",),
 }
 _AT = r"layers\.(?P<layer>\d+)\.(?:[\w.]+\.)?"
-_STACK = re.compile(rf"({_AT}(?:experts|switch_mlp)\.\w+?)(?:\.weight)?")
-_SLICE = re.compile(rf"{_AT}(?:experts|switch_mlp)\.(?P<part>\w+)\.(?P<expert>\d+)\.weight")
-_EACH = re.compile(rf"{_AT}experts\.(?P<expert>\d+)\.(?P<part>\w+)\.weight")
+_EXPERTS = r"(?:experts|switch_mlp|switch_glu)"
+_STACK = re.compile(rf"({_AT}{_EXPERTS}\.\w+?)(?:\.(weight|bias))?")
+_SLICE = re.compile(rf"{_AT}{_EXPERTS}\.(?P<part>\w+)\.(?P<expert>\d+)\.(?P<kind>weight|bias)")
+_EACH = re.compile(rf"{_AT}experts\.(?P<expert>\d+)\.(?P<part>\w+)\.(?P<kind>weight|bias)")
+_HEADS = "kv_b_proj.weight", ("embed_q", "unembed_out")  # of latent attention; mlx-lm's for each head, the first turned
 
 
 class Respelled(NamedTuple):
@@ -62,6 +68,8 @@ def respelled(graph: Graph, sources: Mapping[str, TensorSource], stored: Mapping
     if writers & {"mlx-lm"}:
         kept = {ours: replace(one, plus=0.0) for ours, one in kept.items()}
     _rejoin(graph, sources, found)
+    for name in {one.name for one in sources.values() if one.name.endswith(_HEADS[0]) and one.name not in found}:
+        _join_heads(name, found)
     missing = [ours for ours, one in sources.items() if one.name not in found]
     if "embed.weight" in missing and graph.tied_head and HEAD in found:
         kept["embed.weight"] = TensorSource(HEAD)
@@ -83,11 +91,17 @@ def _rejoin(graph: Graph, sources: Mapping[str, TensorSource], stored: dict[str,
     for ours in (one for one in sources if one.endswith(".conv_q.weight")):
         names = {sources[one].name: graph.shapes[one] for one in (ours.replace("_q", f"_{part}") for part in "qkv")}
         if names.keys() <= stored.keys() and any(stored[name].shape != shape for name, shape in names.items()):
-            parts = {name: stored.pop(name) for name in names}
-            first, nbytes = parts[sources[ours].name], sum(one.nbytes for one in parts.values())
-            codec, name = Concatenated(first.dtype), sources[ours].name.replace(".q_", ".")
-            shape = codec.shape(parts)
-            stored[name] = Compound(first.file, first.dtype, shape, first.start, nbytes, parts, codec, None)
+            name = sources[ours].name.replace(".q_", ".")
+            stored[name] = concatenated({one: stored.pop(one) for one in names})
+
+
+def _join_heads(name: str, stored: dict[str, Stored]) -> None:
+    each = [f"{name.removesuffix(_HEADS[0])}{one}" for one in _HEADS[1]]
+    for one in (one for one in each if f"{one}.weight" in stored):
+        stored |= {f"{one}.{at}.weight": part for at, part in enumerate(slices(stored.pop(f"{one}.weight")))}
+    heads = takewhile(lambda some: stored.keys() >= {*some}, ([f"{one}.{at}.weight" for one in each] for at in count()))
+    if parts := {one: stored.pop(one) for some in [*heads] for one in some}:
+        stored[name] = concatenated(parts, frozenset(one for one in parts if one.startswith(each[0])))
 
 
 def _joined(ours: str, source: TensorSource, graph: Graph, stored: Mapping[str, Stored]) -> dict[str, TensorSource]:
@@ -115,20 +129,24 @@ def _experts_in(stored: dict[str, Stored], layers: Collection[str]) -> dict[tupl
     """The experts' matrices by layer, number and name. Stacks are cut into slices."""
     for name in [*stored]:
         match = _STACK.fullmatch(name)
-        if match and match["layer"] in layers and len(stored[name].shape) == 3:
-            stored |= {f"{match[1]}.{at}.weight": one for at, one in enumerate(slices(stored.pop(name)))}
+        kind = (match and match[3]) or "weight"
+        if match and match["layer"] in layers and len(stored[name].shape) == (3 if kind == "weight" else 2):
+            stored |= {f"{match[1]}.{at}.{kind}": one for at, one in enumerate(slices(stored.pop(name)))}
     found = ((name, match) for name in stored if (match := _SLICE.fullmatch(name) or _EACH.fullmatch(name)))
-    return {(match["layer"], match["expert"], match["part"]): name for name, match in found}
+    return {(match["layer"], match["expert"], f"{match['part']}.{match['kind']}"): name for name, match in found}
 
 
 def _expert(
     ours: re.Match[str], shape: tuple[int, ...], there: Mapping[tuple[str, str, str], str], stored: Mapping[str, Stored]
 ) -> TensorSource | None:
-    layer, expert, part = ours.groups()
+    layer, expert, part, kind = ours.groups()
+    if kind == "bias":
+        found = (there.get((layer, expert, f"{theirs}.bias"), "") for theirs in _PARTS[part])
+        return next((TensorSource(name) for name in found if name and stored[name].shape == shape), None)
     out, inner = shape[::-1] if part == "down" else shape
     shapes = dict.fromkeys((*_PARTS["gate"], *_PARTS["up"]), (out, inner)) | dict.fromkeys(_PARTS["down"], (inner, out))
     shapes[_BOTH] = 2 * out, inner
-    names = {one: name for one in shapes if (name := there.get((layer, expert, one)))}
+    names = {one: name for one in shapes if (name := there.get((layer, expert, f"{one}.weight")))}
     # A square matrix is turned as others of its expert are.
     turned = any(stored[name].shape == shapes[one][::-1] != shapes[one] for one, name in names.items())
     for theirs in (*_PARTS[part], *([] if part == "down" else [_BOTH])):

@@ -33,7 +33,7 @@ def read_rows(one: Stored, first: int, last: int) -> Array:
     """Rows [first, last), decoded to fp32; copied, since a mapped file could shrink. Raises CheckpointError."""
     if isinstance(one, Compound):
         assert (first, last) == (0, one.shape[0]), "a matrix of several tensors is read as a whole"
-        return one.codec.numbers(_parts(one))
+        return read_whole(one)
     if one.dtype in BLOCKS:
         numbers = dequantised(_read_blocks(one, first, last), one.dtype)
         return numbers if one.scale is None else numbers * _factors(one, first, last)[:, None]
@@ -71,6 +71,8 @@ def forms_of(one: Stored) -> tuple[WeightFormat, ...]:
 
 def read_whole(one: Stored) -> Array:
     """All rows of a tensor. Raises CheckpointError for a dtype without a codec."""
+    if isinstance(one, Compound):
+        return one.codec.numbers(_parts(one))
     if one.dtype not in _OF_PARTS:
         raise CheckpointError(f"{one.file} has a tensor of dtype {one.dtype}, which Tokenwright does not read")
     return _read_bytes(one, 0, empty(one.shape, _OF_PARTS[one.dtype]))

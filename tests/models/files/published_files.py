@@ -44,6 +44,7 @@ CASES: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "fp8-whole": ("fp8", {"block": None}, None),
     "compressed-4": ("compressed", {}, "int4"),
     "compressed-zeros": ("compressed", {"sym": False, "group": 128}, "int4:32/128+min"),
+    **{f"compressed-{bits}": ("compressed", {"bits": bits, "sym": False}, None) for bits in (3, 5, 6)},
     "compressed-8": ("compressed", {"bits": 8, "group": 128}, None),
     "compressed-int8": ("compressed", {"format": "int-quantized", "bits": 8}, None),
     "compressed-blocks": ("compressed", {"format": "float-quantized", "bits": 8, "block": [128, 128]}, None),
@@ -93,6 +94,11 @@ CASES: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "gptq-format": ("gptq", {"group": 32, "sym": False, "version": "gptq_v2"} | {"config": OTHER_KEY}, "int8:32"),
     "nf4-bfloat16": ("nf4", {"storage": torch.bfloat16}, None),
     "modelopt-blocks": ("fp8", {"deep": True, "config": {"quant_method": "modelopt", "quant_algo": "FP8_PB_WO"}}, None),
+    "modelopt-nested": (
+        *("fp8", {"config": {"quant_method": "modelopt", "quantization": {"quant_algo": "fp8_pb_wo"}}}),
+        None,
+    ),
+    "modelopt-weights-alone": ("modelopt", {"algorithm": "W4A16_NVFP4"}, "fp4:16+factor"),
     "modelopt-mxfp8": ("fp8", MXFP8 | {"config": {"quant_method": "modelopt", "quant_algo": "MXFP8"}}, None),
 }
 NF4 = (
@@ -255,16 +261,20 @@ def _compressed(options: dict[str, Any]) -> tuple[Callable[..., Written], dict[s
         "kv_cache_scheme": None, "quantization_status": "compressed", "global_compression_ratio": 1.5,
     }  # fmt: skip
 
+    def whole(codes: torch.Tensor) -> torch.Tensor:
+        """Words without a code that goes on in the next."""
+        return torch.cat([packed(some.t().numpy(), bits) for some in codes.split(32 // bits, 1)])
+
     def in_groups(weight: torch.Tensor, options: dict[str, Any]) -> Written:
         order = torch.arange(weight.shape[1]) // group
         codes, zeros, scales = grouped(weight, bits, group, not sym, order)
         parts = {
-            "weight_packed": packed(codes.t().numpy(), bits).t(),
+            "weight_packed": whole(codes).t(),
             "weight_scale": scales,
             "weight_shape": torch.tensor(weight.shape),
         }
         if not sym:
-            parts["weight_zero_point"] = packed(zeros.numpy(), bits)
+            parts["weight_zero_point"] = whole(zeros.t())
         return _numbers(codes, zeros, scales, order), parts
 
     def by_output(weight: torch.Tensor, options: dict[str, Any]) -> Written:
@@ -385,7 +395,7 @@ def _modelopt(options: dict[str, Any]) -> tuple[Callable[..., Written], dict[str
     config = {"quantization": {"quant_algo": kind, "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
 
     def quantise(weight: torch.Tensor, options: dict[str, Any]) -> Written:
-        if kind == "NVFP4":
+        if kind.endswith("NVFP4"):
             numbers, codes, scales, _ = nvfp4(weight, 0.25)
             parts = {"weight": codes, "weight_scale": scales, "weight_scale_2": torch.tensor(4.0)}
             return numbers * 4, parts | {"input_scale": torch.tensor(1.0), "k_scale": torch.tensor(1.0)}

@@ -42,7 +42,8 @@ GPT_OSS_NAMES: dict[str, TensorSource] = {
 }
 # transformers stores each expert as [in, out], with the columns of gate and up in turn.
 GPT_OSS_PLAIN = stacked_experts("mlp.experts.gate_up_proj", "mlp.experts.down_proj", transpose=True, halves=False)
-GPT_OSS_RENAMES = (  # biases of all experts: [E, out]
+GPT_OSS_RENAMES = (  # biases of all experts: [E, out]; mlx-lm's matrices: [E, out, in]
+    (re.compile(r"(layers\.\d+\.mlp)\.experts\.(down_proj\.(?:weight|scales|bias))"), r"\1.switch_mlp.\2"),
     (re.compile(r"(layers\.\d+\.mlp\.experts\.(?:gate_up|down)_proj)_bias"), r"\1.bias"),
     without_ending(r"mlp\.experts\.(?:gate_up|down)_proj|self_attn\.sinks"),
 )

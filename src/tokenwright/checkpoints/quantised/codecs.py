@@ -16,13 +16,13 @@ DEFAULTS = {"quantization": "mlx", "quantization_config": "", "compression_confi
 Parts = Mapping[str, Array]
 
 
-def unpacked(words: Array, bits: int) -> Array:
-    """Unsigned numbers of int32 words [..., n], the lowest bits first: [..., n * 32 / bits] in int16."""
+def unpacked(words: Array, bits: int, *, cut: bool = True) -> Array:
+    """Unsigned numbers of int32 words [..., n], the lowest bits first, in int16. cut: one may lie in two words."""
     shape = words.shape[:-1]
-    if WORD % bits:  # a number may begin in one word and end in the next
+    if WORD % bits and cut:
         each = np.unpackbits(np.ascontiguousarray(words).view(np.uint8), axis=-1, bitorder="little")
         return each.reshape(*shape, -1, bits) @ (1 << np.arange(bits, dtype=np.int16))
-    shifts = np.arange(0, WORD, bits, dtype=np.int32)
+    shifts = np.arange(0, WORD - bits + 1, bits, dtype=np.int32)
     return ((words[..., None] >> shifts) & ((1 << bits) - 1)).astype(np.int16).reshape(*shape, -1)
 
 
@@ -65,14 +65,22 @@ class Compound(Stored):
 @dataclass(frozen=True, slots=True)
 class Concatenated(Decoded):
     title: str  # their dtype
+    turned: frozenset[str] = frozenset()  # parts that are transposed first
     small: tuple[str, ...] = ()
 
     def shape(self, parts: Mapping[str, Stored]) -> tuple[int, ...]:
-        each = [part.shape for part in parts.values()]
+        each = [part.shape[::-1] if name in self.turned else part.shape for name, part in parts.items()]
         return sum(one[0] for one in each), *each[0][1:]
 
     def numbers(self, parts: Parts) -> Floats:
-        return np.concatenate([*parts.values()]).astype(np.float32)
+        each = [part.T if name in self.turned else part for name, part in parts.items()]
+        return np.concatenate(each).astype(np.float32)
+
+
+def concatenated(parts: Mapping[str, Stored], turned: frozenset[str] = frozenset()) -> Compound:
+    first, nbytes = next(iter(parts.values())), sum(one.nbytes for one in parts.values())
+    codec = Concatenated(first.dtype, turned)
+    return Compound(first.file, first.dtype, codec.shape(parts), first.start, nbytes, parts, codec, None)
 
 
 def described_at(settings: Mapping[str, Any]) -> str | None:

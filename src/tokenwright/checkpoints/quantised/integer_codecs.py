@@ -51,13 +51,13 @@ def _halves(scales: Array) -> NDArray[np.float16]:
     return narrowed(scales, np.dtype(np.float16))
 
 
-def _form_of_groups(bits: int, zeros: Shorts | None, scales: Array, group_of: Indices) -> WeightFormat | None:
+def _form_of_groups(bits: int, zeros: Shorts, scales: Array, group_of: Indices) -> WeightFormat | None:
     """The form of codes that fill groups of ours and whose scales fit float16, or None."""
     inner = len(group_of)
     span = next((one for one in _SPANS if inner % one == 0 and _constant_within(group_of, one)), None)
     if bits != 4 or span is None or not np.array_equal(_halves(scales).astype(scales.dtype), scales):
         return None
-    if zeros is None or bool((zeros == 8).all()):
+    if bool((zeros == 8).all()):
         return WeightFormat("int4", min(span, 64))
     return WeightFormat("int4", 32, span, minima=True) if span > 32 else WeightFormat("int8", 32)
 
@@ -73,6 +73,10 @@ def _groups(inner: int, count: int) -> Indices:
 
 class _Integers(ABC):
     __slots__ = ()
+    bits: int
+
+    def form(self, small: Parts, inner: int) -> WeightFormat | None:
+        return _form_of_groups(self.bits, *self._groups(small, inner))
 
     def numbers(self, parts: Parts) -> Floats:
         return self._grouped(parts).numbers()
@@ -80,8 +84,17 @@ class _Integers(ABC):
     def codes(self, parts: Parts, form: WeightFormat) -> tuple[Bytes, Array]:
         return self._grouped(parts).packed(form)
 
+    def _grouped(self, parts: Parts) -> _Grouped:
+        codes = self._codes(parts)
+        return _Grouped(codes, *self._groups(parts, codes.shape[1]))
+
     @abstractmethod
-    def _grouped(self, parts: Parts) -> _Grouped: ...
+    def _codes(self, parts: Parts) -> Shorts:
+        """[out, in], unpacked."""
+
+    @abstractmethod
+    def _groups(self, parts: Parts, inner: int) -> tuple[Shorts, Array, Indices]:
+        """The other fields of `_Grouped`."""
 
 
 def _order_of(parts: Parts, key: str, inner: int, count: int) -> Indices:
@@ -116,18 +129,13 @@ class Gptq(_Integers):
         ordered = inner % max(1, groups) == 0 if order is None else order.shape in ((inner,), (0,))
         return (out, inner) if fits and ordered else None
 
-    def form(self, small: Parts, inner: int) -> WeightFormat | None:
-        scales = small["scales"]
-        return _form_of_groups(self.bits, self._zeros(small), scales, _order_of(small, "g_idx", inner, len(scales)))
+    def _codes(self, parts: Parts) -> Shorts:
+        return unpacked(parts["qweight"].T, self.bits)
 
-    def _grouped(self, parts: Parts) -> _Grouped:
-        codes = unpacked(parts["qweight"].T, self.bits)
-        order = _order_of(parts, "g_idx", codes.shape[1], len(parts["scales"]))
-        return _Grouped(codes, self._zeros(parts).T, parts["scales"].T, order)
-
-    def _zeros(self, parts: Parts) -> Shorts:
-        zeros = unpacked(parts["qzeros"], self.bits)[:, : parts["scales"].shape[1]]
-        return (zeros + 1) & ((1 << self.bits) - 1) if self.less_one else zeros
+    def _groups(self, parts: Parts, inner: int) -> tuple[Shorts, Array, Indices]:
+        scales = parts["scales"]
+        zeros = unpacked(parts["qzeros"], self.bits)[:, : scales.shape[1]] + self.less_one & (1 << self.bits) - 1
+        return zeros.T, scales.T, _order_of(parts, "g_idx", inner, len(scales))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +143,7 @@ class Awq(_Integers):
     """AWQ (gemm): words along the outputs in their own order, zeros as they are."""
 
     title: str = "AWQ int4"
+    bits: int = 4
     small: tuple[str, ...] = ("qzeros", "scales")
 
     def shape(self, parts: Mapping[str, Stored]) -> tuple[int, ...] | None:
@@ -146,14 +155,11 @@ class Awq(_Integers):
         fits = scales.shape == (groups, words * 8) and zeros.shape == (groups, words) and 0 < groups <= inner
         return (words * 8, inner) if fits and inner % groups == 0 else None
 
-    def form(self, small: Parts, inner: int) -> WeightFormat | None:
-        scales = small["scales"]
-        return _form_of_groups(4, self._in_order(small["qzeros"]), scales, _groups(inner, len(scales)))
+    def _codes(self, parts: Parts) -> Shorts:
+        return self._in_order(parts["qweight"]).T
 
-    def _grouped(self, parts: Parts) -> _Grouped:
-        codes, scales = self._in_order(parts["qweight"]).T, parts["scales"]
-        zeros = self._in_order(parts["qzeros"]).T
-        return _Grouped(codes, zeros, scales.T, _groups(codes.shape[1], len(scales)))
+    def _groups(self, parts: Parts, inner: int) -> tuple[Shorts, Array, Indices]:
+        return self._in_order(parts["qzeros"]).T, parts["scales"].T, _groups(inner, len(parts["scales"]))
 
     @staticmethod
     def _in_order(words: Array) -> Shorts:
@@ -162,9 +168,10 @@ class Awq(_Integers):
 
 @dataclass(frozen=True, slots=True)
 class PackedIntegers(_Integers):
-    """compressed-tensors, pack-quantized: words along the inputs; zeros, if any, along the outputs."""
+    """compressed-tensors, pack-quantized: words along the inputs; zeros, if any, along the outputs. No code is cut."""
 
     bits: int
+    inner: int
     small: tuple[str, ...] = ("weight_scale", "weight_zero_point", "weight_g_idx")
 
     @property
@@ -175,27 +182,19 @@ class PackedIntegers(_Integers):
         packed, scales = parts["weight_packed"], parts.get("weight_scale")
         if scales is None or packed.dtype != "I32" or len(packed.shape) != 2 or len(scales.shape) != 2:
             return None
-        pack = WORD // self.bits
+        pack, inner = WORD // self.bits, self.inner
         (out, words), groups = packed.shape, scales.shape[1]
         zeros, order = parts.get("weight_zero_point"), parts.get("weight_g_idx")
-        inner = words * pack
-        fits = scales.shape[0] == out and 0 < groups <= inner and inner % groups == 0
+        fits = scales.shape[0] == out and 0 < groups <= inner <= words * pack and inner % groups == 0
         fits = fits and (zeros is None or (zeros.dtype == "I32" and zeros.shape == (-(-out // pack), groups)))
         return (out, inner) if fits and (order is None or order.shape == (inner,)) else None
 
-    def form(self, small: Parts, inner: int) -> WeightFormat | None:
-        scales = small["weight_scale"]
-        order = _order_of(small, "weight_g_idx", inner, scales.shape[1])
-        return _form_of_groups(self.bits, self._zeros(small), scales, order)
+    def _codes(self, parts: Parts) -> Shorts:
+        return unpacked(parts["weight_packed"], self.bits, cut=False)[:, : self.inner]
 
-    def _grouped(self, parts: Parts) -> _Grouped:
-        codes, scales = unpacked(parts["weight_packed"], self.bits), parts["weight_scale"]
-        zeros = self._zeros(parts)
-        middle = np.full(scales.shape, 1 << (self.bits - 1), np.int16)
-        order = _order_of(parts, "weight_g_idx", codes.shape[1], scales.shape[1])
-        return _Grouped(codes, middle if zeros is None else zeros, scales, order)
-
-    def _zeros(self, parts: Parts) -> Shorts | None:
-        if "weight_zero_point" not in parts:
-            return None
-        return unpacked(parts["weight_zero_point"].T, self.bits).T[: len(parts["weight_scale"])]
+    def _groups(self, parts: Parts, inner: int) -> tuple[Shorts, Array, Indices]:
+        scales, zeros = parts["weight_scale"], np.array(1 << (self.bits - 1), np.int16)
+        if "weight_zero_point" in parts:
+            zeros = unpacked(parts["weight_zero_point"].T, self.bits, cut=False).T[: len(scales)]
+        order = _order_of(parts, "weight_g_idx", inner, scales.shape[1])
+        return np.broadcast_to(zeros, scales.shape), scales, order

@@ -69,16 +69,12 @@ def _gptq(keys: JsonKeys, default: str = "gptq") -> Scheme:
     keys.only("is_marlin_format", False, why="Marlin's order of codes")
 
     def codec(first: Parts, parts: Described, name: str) -> MatrixCodec:  # noqa: ARG001
-        words, out = parts["qzeros"].shape[-1], parts["scales"].shape[-1]
-        return Gptq(_known_bits(words * 32 // max(out, 1), 2, 3, 4, 8), version == "gptq")
+        bits = parts["qzeros"].shape[-1] * 32 // max(parts["scales"].shape[-1], 1)
+        if bits not in (2, 3, 4, 8):
+            raise ValueError(f"it has {bits} bits; Tokenwright reads 2, 3, 4, 8")
+        return Gptq(bits, version == "gptq")
 
     return Scheme(codec, _names("qweight", "qzeros", "scales", "g_idx"), ("qweight",))
-
-
-def _known_bits(bits: int, *known: int) -> int:
-    if bits not in known:
-        raise ValueError(f"it has {bits} bits; Tokenwright reads {', '.join(map(str, known))}")
-    return bits
 
 
 def _auto_round(keys: JsonKeys) -> Scheme:
@@ -153,23 +149,26 @@ def _compressed(keys: JsonKeys) -> Scheme:
     groups = keys.raw("config_groups")
     described = [one.get("weights") for one in groups.values() if _is_object(one)] if _is_object(groups) else []
     weights = [JsonKeys(one, keys.where) for one in described if _is_object(one)]
-    if len(weights) != len(described) or not weights:
+    if len(weights) != len(described) or not (weights or keys.raw("kv_cache_scheme")):
         raise keys.error("config_groups describes no weights")
-    kinds = {keys.text("format", "")} | {str(one.get("format") or "") for one in groups.values() if _is_object(one)}
+    kinds = {keys.text("format", "")} | {
+        str(one.get("format") or "") for one in (groups or {}).values() if _is_object(one)
+    }
     packings = ("pack", "int", "float", "naive", "nvfp4-pack", "mxfp4-pack", "mxfp8")
     known = ("", "mixed-precision", *(f"{one}-quantized" for one in packings))
     if unknown := sorted(kinds.difference(known)):
         raise keys.error(f"format is {shown(unknown[0])}; Tokenwright reads {', '.join(known[1:])}")
-    bits = {one.whole("num_bits", 4, most=64) for one in weights}
+    bits = {one.whole("num_bits", 4, most=32) for one in weights} or {4}
     blocks = [JsonKeys(one, keys.where).raw("block_structure") for one in described if _is_object(one)]
     floats = _by_dtype("compressed-tensors", next(((one[0], one[1]) for one in blocks if _is_block(one)), None))
 
     def codec(first: Parts, parts: Described, name: str) -> MatrixCodec:
         if "weight_packed" not in parts or parts["weight_packed"].dtype != "I32":
             return floats.codec(first, parts, name)
-        said = first["weight_shape"].reshape(-1)[-1] if "weight_shape" in first else 0
         words = parts["weight_packed"].shape[-1]
-        return PackedIntegers(_known_bits(words * 32 // int(said) if said > 0 else min(bits), 2, 4, 8))
+        inner = int(first["weight_shape"].reshape(-1)[-1]) if "weight_shape" in first else words * (32 // min(bits))
+        fits = (one for one in (*sorted(bits), 2, 3, 4, 5, 6, 7, 8) if one <= 8 and -(-inner // (32 // one)) == words)
+        return PackedIntegers(next(fits, min(bits)), inner)
 
     parts = ("packed", "scale", "zero_point", "g_idx", "shape", "global_scale")
     of_inputs = ("input_scale", "input_zero_point", "input_global_scale")
@@ -194,8 +193,11 @@ def _as_bytes(parts: dict[str, Stored]) -> dict[str, Stored]:
 
 def _modelopt(keys: JsonKeys) -> Scheme:
     """ModelOpt: the scales of K and V are for its cache, not for weights."""
-    kind = keys.text("quant_algo", "")
-    if kind not in ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "MXFP8", "NVFP4", "MIXED_PRECISION"):
+    if _is_object(inside := keys.raw("quantization")):  # as its first versions write it
+        keys = JsonKeys(inside, keys.where)
+    kind = keys.text("quant_algo", "" if keys.raw("kv_cache_quant_algo") is None else "FP8").upper()
+    known = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "MXFP8", "NVFP4", "W4A16_NVFP4", "MIXED_PRECISION")
+    if kind not in known:
         named = f"ModelOpt's {kind or 'format without quant_algo'}"
         raise keys.error(f"the weights are in {named}, which Tokenwright does not have; it reads FP8, MXFP8 and NVFP4")
     return _by_dtype("ModelOpt")
@@ -207,10 +209,10 @@ def _mlx(keys: JsonKeys) -> Scheme:
         raise keys.error(f"the weights are in MLX's mode {shown(mode)}; Tokenwright reads {modes}")
     group = keys.whole("group_size", 64, most=1 << 12)
     keys.whole("bits", 4, most=64)
-    modules = {name: keys.raw(name) for name in keys.names if isinstance(keys.raw(name), dict)}
     own = {
         name: JsonKeys(one, f"{keys.where}: {name}").whole("group_size", group, most=1 << 12)
-        for name, one in modules.items()
+        for name in keys.names
+        if isinstance(one := keys.raw(name), dict)
     }
 
     def codec(first: Parts, parts: Described, name: str) -> MatrixCodec:  # noqa: ARG001

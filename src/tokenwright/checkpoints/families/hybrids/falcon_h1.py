@@ -8,7 +8,9 @@ from tokenwright.checkpoints.families.graph_builder import graph_of, numbered, s
 from tokenwright.checkpoints.families.hybrids.mamba import BAMBA, read_ssd, ssd
 from tokenwright.checkpoints.families.llama_like import FULL, Facts, LlamaLike, Norms, Sizes, by_config
 from tokenwright.checkpoints.files.json_keys import JsonKeys
+from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.config import ModelConfig, Scales
+from tokenwright.errors import CheckpointError
 from tokenwright.models.graph import Graph
 from tokenwright.models.op import Op
 from tokenwright.models.recurrent import Recurrent
@@ -66,6 +68,13 @@ def _numbers(keys: JsonKeys, key: str, count: int) -> list[float]:
     return [float(one) for one in given]
 
 
+def _unmultiplied(graph: Graph, stored: dict[str, Stored]) -> Graph:
+    if any(name.endswith("mamba.conv1d.weight") and one.shape[-1] == 1 for name, one in stored.items()):
+        what = "mlx-lm's copy of this model has the factors of config.json in its weights"
+        raise CheckpointError(f"{what}, and would be multiplied twice; give the published files")
+    return graph
+
+
 _LIKE = LlamaLike(
     by_config(mlp=True),
     Norms(1e-5),
@@ -83,4 +92,5 @@ FALCON_H1 = replace(
     architectures={"FalconH1ForCausalLM": "falcon_h1"},
     parse=_LIKE.parse,
     inert=re.compile(r"layers\.\d+\.mamba\.mup_vector"),
+    fitted=_unmultiplied,
 )
