@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -165,10 +166,13 @@ def test_a_cache_file_of_something_else_is_refused(folder: Path, tmp_path: Path)
     tokenizer = json.loads((retokenised / "tokenizer.json").read_text())
     tokenizer["model"]["merges"].pop()
     (retokenised / "tokenizer.json").write_text(json.dumps(tokenizer))
+    respelled = shutil.copytree(folder, tmp_path / "respelled")
+    (respelled / "tokenizer.model").write_bytes(b"another vocabulary")
     cases: list[tuple[Path, dict[str, object], str]] = [
         (other, {}, "another weights"),
         (retold, {}, "another model"),
         (retokenised, {}, "another tokenizer"),
+        (respelled, {}, "another tokenizer"),
         (folder, {"dtype": "bfloat16"}, "another dtype"),
         (folder, {"kv": "int8"}, "another kv format"),
         (folder, {"window": 64}, "another kv format"),

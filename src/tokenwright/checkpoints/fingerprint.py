@@ -63,7 +63,7 @@ def _tokenizer(checkpoint: Checkpoint) -> str:
         with open_regular(folder) as file:
             return sha256(file.read(header)).hexdigest()
     names = ("tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json", "special_tokens_map.json")
-    there = [name for name in names if (folder / name).is_file()]
+    there = [name for name in (*names, "tokenizer.model", "added_tokens.json") if (folder / name).is_file()]
     return _digest(" ".join(f"{name} {sha256(read_regular(folder / name)).hexdigest()}" for name in there))
 
 
