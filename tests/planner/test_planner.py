@@ -14,7 +14,7 @@ from tests.checkpoints.test_hub import hub, sharded, single  # noqa: F401
 from tests.equality.harness import checkpoint_of
 from tests.equality.kinds import ALL_KINDS
 from tests.models.files.fake_hub import FakeHub
-from tests.models.fixtures import KINDS, make_checkpoint, make_config, write_tokenizer
+from tests.models.fixtures import KINDS, make_checkpoint, make_config, write_json, write_tokenizer
 from tests.models.random_models import MAKERS, random_hybrid
 from tests.models.sized import Sized
 from tests.models.weights import make_model
@@ -200,6 +200,12 @@ class TestPublished:
             card = plan("llama-3.1-8b", context=777, gpu_memory=room)
             assert card.gpu_layers == card.facts()["gpu_layers"] == layers
             assert ("--gpu-layers" in page(card)) == (layers not in (0, 32))
+
+    def test_no_card_holds_layers_that_no_kernel_computes(self, tmp_path: Path) -> None:
+        write_json(tmp_path / "config.json", make_config("deepseek2"))
+        card = plan(str(tmp_path), gpu_memory=1 << 30)
+        assert card.gpu_layers == 0
+        assert "no kernel computes LatentAttention; use device cpu" in page(card)
 
     def test_steps_of_llama(self) -> None:
         """2 (P_b + P_lm) + 4 H D L t, and bytes without the embedding, which is looked up."""

@@ -18,6 +18,7 @@ from typing import Any, cast
 
 from tokenwright.backends.layout import expert_bytes, read_bytes, weight_bytes
 from tokenwright.backends.native.compile import lacking
+from tokenwright.backends.wgpu.lacking import lacking_on_gpu
 from tokenwright.cache import LayerSpec, group_layers, groups_for
 from tokenwright.cache.codec import CODECS, Codec
 from tokenwright.config import EngineConfig, Learned
@@ -181,8 +182,8 @@ class Plan:
 
     @cached_property
     def gpu_layers(self) -> int | None:
-        """How many last layers fit `gpu_memory`; None if it is not given."""
-        most, counts = self.gpu_memory, range(1, self.graph.layers + 1)
+        """How many last layers fit `gpu_memory`; None if it is not given, 0 if no GPU computes the graph."""
+        most, counts = self.gpu_memory, range(1, 1 if lacking_on_gpu(self.graph) else self.graph.layers + 1)
         return None if most is None else bisect_right(counts, most, key=self.gpu_bytes)
 
     @property

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from tokenwright.backends.wgpu.gpu import FACTS, HELP, Buffer, Gpu, Kernel
+from tokenwright.backends.wgpu.lacking import lacking_on_gpu
 from tokenwright.backends.wgpu.uploads import FORMATS, WeightsOnGpu
 from tokenwright.cache import KVStore, Side
 from tokenwright.config import Rope
@@ -23,7 +24,6 @@ GROUPS = 8  # from here on, for each group of layers, the places of slots and pa
 _ROWS_OF = {ROWS: 0, WANTED: 5, HIDDEN: 6}  # words with the places of the counted rows' numbers; 0: all
 WIDE = 4  # rows of a large tile
 TOP = 64  # of the logits of a row that is drawn from (`top.wgsl`)
-MOST_HEAD, MOST_EXPERTS = 512, 512
 
 _ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "relu2": 4, "xielu": 5, "clamped_swiglu": 6}
 _KINDS = {None: 0, "rms": 1, "layer": 2}
@@ -50,28 +50,9 @@ class Dispatch:
 
 def refuse(graph: Graph) -> None:
     """Raises CheckpointError for ops, or options of ops, that no kernel computes."""
-    missing = {"LayerInputs"} if graph.embed.inputs is not None else set()
-    for op in graph.blocks:
-        missing |= {"InputGate"} if isinstance(op, Mixed) and op.inputs is not None else set()
-        missing = missing.union(*map(_missing, op.parts))
-    if missing:
-        told = f"{graph.architecture} needs {', '.join(sorted(missing))}"
+    if missing := lacking_on_gpu(graph):
+        told = f"{graph.architecture} needs {', '.join(missing)}"
         raise CheckpointError(f"{told}, which no kernel of device gpu computes; {HELP}", "device")
-
-
-def _missing(op: Op) -> set[str]:
-    name = type(op).__name__
-    if isinstance(op, Attention):
-        whole = any(one and one.size != op.head_size for one in (op.q_norm, op.k_norm))
-        found = {f"{name}.{one}" for one in ("kept", "out_norm") if getattr(op, one)}
-        found |= {f"{name}.norms_last over all heads"} if op.norms_last and whole else set()
-        fits = op.head_size <= MOST_HEAD and not op.head_size % 2
-        return found if fits else found | {f"{name} with heads of {op.head_size}"}
-    if isinstance(op, MLP):
-        return {f"{name}.{one}" for one in ("inputs", "deviations", "down_norm") if getattr(op, one) is not None}
-    if isinstance(op, Experts):
-        return {f"{name} of more than {MOST_EXPERTS}"} if op.experts > MOST_EXPERTS else set()
-    return set() if isinstance(op, Deepstack) else {name}  # it adds to pictures, which are refused
 
 
 class Compiler:
