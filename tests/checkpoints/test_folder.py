@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 import tracemalloc
 from collections.abc import Callable
@@ -16,8 +17,9 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from tests.models import hybrids
-from tests.models.fixtures import KINDS, VARIANTS, make_checkpoint, write_json
+from tests.models.fixtures import KINDS, VARIANTS, make_checkpoint, make_config, write_json
 from tests.tensors import tensors_of
+from tokenwright import plan
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.errors import CheckpointError
 
@@ -482,6 +484,26 @@ def test_places_that_hold_no_model_are_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert words in refusal(place)
+
+
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        (("a-Q4_0.gguf", "mmproj-a.gguf"), "but a-Q4_0.gguf; give that file itself"),
+        (("a-Q8_0.gguf", "a-Q4_0.gguf"), "but a-Q4_0.gguf, a-Q8_0.gguf; give one of these files"),
+        (("a-00001-of-00002.gguf", "a-00002-of-00002.gguf"), "but a-00001-of-00002.gguf; give that file"),
+        (("params.json", "consolidated.safetensors"), "but params.json: it is in Mistral's own format"),
+    ],
+)
+def test_a_model_in_another_form_is_named(files: tuple[str, ...], told: str, tmp_path: Path) -> None:
+    for name in files:
+        (tmp_path / name).write_bytes(b"")
+    assert f"has no config.json, {told}" in refusal(tmp_path)
+    with pytest.raises(CheckpointError, match=re.escape(told)):
+        plan(tmp_path)
+    if "params.json" not in files:
+        write_json(tmp_path / "config.json", make_config("llama2"))
+        assert f"has no model.safetensors, {told}" in refusal(tmp_path)
 
 
 def test_a_file_and_a_revision_of_a_folder_are_refused(made: Callable[[str], Path]) -> None:

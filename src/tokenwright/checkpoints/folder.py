@@ -80,8 +80,6 @@ class Checkpoint:
         folder = locate(name_or_path, revision, progress)
         if not folder.is_dir():
             return cls._open_gguf(folder)
-        if not (folder / "config.json").exists() and (files := sorted(folder.glob("*.gguf"))):
-            raise CheckpointError(f"{folder} has no config.json, but {files[0].name}; give that file itself")
         settings = read_settings(folder / "config.json")
         own = own_quantisation(settings, str(folder / "config.json"))
         scheme = _read_scheme(settings, str(folder / "config.json"))

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from tokenwright.checkpoints.files import hub
-from tokenwright.checkpoints.files.hub_gguf import read_gguf_name
+from tokenwright.checkpoints.files.hub_gguf import part_names, read_gguf_name
 from tokenwright.checkpoints.files.known import KNOWN, known_name
 from tokenwright.errors import CheckpointError, fetch_again
 
@@ -37,6 +37,8 @@ def local_folder(name_or_path: str | Path, revision: str | None = None) -> Path 
         if is_folder and (folder / "adapter_config.json").exists() and not (folder / "config.json").exists():
             adapter = f"{text} is an adapter, not a model"
             raise CheckpointError(f"{adapter}; give the model that it was trained on, and the adapter as lora")
+        if is_folder and not (folder / "config.json").exists():
+            _check_form(folder, "config.json")
         return folder
     if exists:
         raise CheckpointError(f"{text} is a file; give a GGUF file, or the folder that has config.json and the weights")
@@ -55,6 +57,8 @@ def local_config(model: str | Path) -> Path | None:
     try:
         path = STORIES if name == "stories" else Path(name).expanduser()
         if path.exists():
+            if path.is_dir() and not (path / "config.json").exists():
+                _check_form(path, "config.json")
             return path / "config.json" if path.is_dir() else path
     except (OSError, RuntimeError) as error:
         raise CheckpointError(f"cannot look at {name[:200]} ({str(error)[:80]})") from error
@@ -65,6 +69,16 @@ def local_config(model: str | Path) -> Path | None:
     known = ", ".join(one.split("/")[1] for one in KNOWN)
     some = f"; give a folder, a config.json, owner/name on the Hugging Face hub, or one of: stories, {known}"
     raise CheckpointError(f"there is no file or folder {name[:200]}, and it is no known model{meant(name) or some}")
+
+
+def _check_form(folder: Path, lacks: str) -> None:
+    """Raises CheckpointError for a folder with a model in another form."""
+    files = sorted({part_names(one.name)[0] for one in folder.glob("*.gguf") if "mmproj" not in one.name.lower()})
+    if not files and (folder / "params.json").exists():
+        raise CheckpointError(f"{folder} has no {lacks}, but params.json: it is in Mistral's own format; give another")
+    if files:
+        which = "that file itself" if len(files) == 1 else "one of these files"
+        raise CheckpointError(f"{folder} has no {lacks}, but {', '.join(files)}; give {which}")
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -88,4 +102,5 @@ def weight_files(folder: Path) -> list[Path]:
         return files
     if any(file.suffix in hub.PICKLES for file in folder.glob("*")):
         raise CheckpointError(hub.only_pickles(str(folder)))
+    _check_form(folder, hub.WEIGHTS)
     raise CheckpointError(f"{folder} has no {hub.WEIGHTS} and no {hub.INDEX}; {fetch_again(folder)}")
