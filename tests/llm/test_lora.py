@@ -258,6 +258,13 @@ def test_copies_of_the_tables_of_tokens_are_left_out(form: str, tmp_path: Path) 
         opened.adapter(folder)
 
 
+def test_an_adapter_of_mlx_lm_is_named(four: tuple[Path, Mapping[str, Path]], tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"fine_tune_type": "lora", "num_layers": 16}))
+    save_file({"model.layers.0.self_attn.q_proj.lora_a": torch.ones(1)}, tmp_path / "adapters.safetensors")
+    with pytest.raises(CheckpointError, match="an adapter of mlx-lm"):
+        Checkpoint.open(four[0]).adapter(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

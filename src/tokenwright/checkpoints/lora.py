@@ -50,7 +50,7 @@ _INERT = (
 _ADVICE = "Tokenwright cannot tell whether that changes the arithmetic; the adapter needs a newer Tokenwright"
 _MERGE = "; merge it into the model's files, if PEFT can (merge_and_unload), and give those"
 _PATTERN = re.compile(r"\^?(?:[\w.-]|\\[.d])+")  # nothing that could take long to match
-_TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
+_TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>[AB])(?:\.default)?\.weight")
 # Parameters [experts, ...] of all experts of a layer; PEFT wraps their module once for each.
 _PARAMETERS = {"gate_up_proj": ("gate", "up"), "down_proj": ("down",)}
 _EXPERTS = re.compile(r"(?:.*\.)?(layers\.\d+)\.(?:\w+\.)?experts(?:\.base_layer)*")
@@ -116,6 +116,8 @@ def read_adapter(
         raise CheckpointError(f"{folder} is no folder; give the adapter's, with {CONFIG} and {WEIGHTS}")
     if not (folder / WEIGHTS).exists() and (folder / "adapter_model.bin").exists():
         raise CheckpointError(f"{folder} has its weights in a pickle, which can run code; save them as {WEIGHTS}")
+    if not (folder / WEIGHTS).exists() and (folder / "adapters.safetensors").exists():
+        raise CheckpointError(f"{folder} has an adapter of mlx-lm (adapters.safetensors); Tokenwright reads PEFT's")
     settings = _read_settings(JsonKeys(read_json(folder / CONFIG), str(folder / CONFIG)))
     pairs = _pairs(folder / WEIGHTS, settings, lambda name, one: copied(bare(name), one))
     experts = {module: pairs.pop(module) for module in sorted(pairs) if _EXPERTS.fullmatch(module)}
@@ -135,25 +137,20 @@ def read_adapter(
         )
     _check_complete(folder, settings, set(homes.values()), layers)
     updates: dict[str, Update] = {}
-    digest = sha256()
     for module, (a, b) in sorted(pairs.items()):
         rank, scale = settings.scale(module)
         parts = layers[homes[module]]
         places = {part: replace(sources[f"{part}.weight"], transpose=False) for part in parts}  # B is [out, rank]
         _check_shapes(module, (a, b), rank, places[parts[0]].stored(graph.shapes[f"{parts[0]}.weight"]))
         down, up = _values(a, module), _values(b, module)
-        digest.update(f"{module} {scale!r} {tuple(down.shape)} {tuple(up.shape)} ".encode())
-        for one in (down, up):
-            digest.update(one.tobytes())
         for part in parts:
             updates[part] = Update(down, np.ascontiguousarray(piece_of(up, places[part])), scale)
     for module, (a, b) in experts.items():
-        found = _expert_updates(module, a, b, settings, graph, sources)
-        for part, update in found.items():
-            digest.update(f"{part} {update.scale!r} {update.down.shape} {update.up.shape} ".encode())
-            digest.update(update.down.tobytes())
-            digest.update(update.up.tobytes())
-        updates |= found
+        updates |= _expert_updates(module, a, b, settings, graph, sources)
+    digest = sha256()
+    for part, update in updates.items():
+        digest.update(f"{part} {update.scale!r} {update.down.shape} {update.up.shape} ".encode())
+        digest.update(update.down.tobytes() + update.up.tobytes())
     return Adapter(folder, updates, digest.hexdigest(), tuple(sorted([*pairs, *experts])), settings.base)
 
 
@@ -171,18 +168,14 @@ def _expert_updates(
         kinds = _PARAMETERS[name]
         rank, scale = settings.scale(f"{module.replace('.base_layer', '')}.{name}")
         shapes = [graph.shapes[f"{parts[kind][0]}.weight"] for kind in kinds if kind in parts]
-        if a.shape != (count * rank, shapes[0][1] if shapes else 0) or b.shape != (
-            sum(out for out, _ in shapes), rank * count,
-        ):  # fmt: skip
+        wanted = (count * rank, shapes[0][1] if shapes else 0), (sum(out for out, _ in shapes), rank * count)
+        if (a.shape, b.shape) != wanted:
             continue
         down = _values(a, module).reshape(count, rank, -1)
         up = _values(b, module).reshape(-1, rank, count)
         order = sources[f"{parts[kinds[0]][0]}.weight"].order
-        rows = (
-            up.reshape(-1, 2, rank, count).swapaxes(0, 1)
-            if order is not None
-            else up.reshape(len(kinds), -1, rank, count)
-        )
+        rows = up.reshape(*((len(kinds), -1) if order is None else (-1, 2)), rank, count)
+        rows = rows if order is None else rows.swapaxes(0, 1)
         return {
             part: Update(down[e], np.ascontiguousarray(rows[at, :, :, e]), scale)
             for at, kind in enumerate(kinds)
