@@ -121,7 +121,7 @@ def _memory(plan: "Plan") -> list[str]:
 
 def _on_gpu(plan: "Plan", layers: int) -> tuple[int, list[str]]:
     if not layers:
-        return 0, ["the head and a layer do not fit; use device cpu"]
+        return 0, ["no kernel computes a layer, or none fits beside the head; use device cpu"]
     left = plan.graph.layers - layers
     words = [f"the last {_layers(layers)} and the head: --gpu-layers {layers}" if left else "all of it: --device gpu"]
     return plan.gpu_bytes(layers), words
