@@ -1,4 +1,4 @@
-"""What a machine can do at most: measured by the kernels that are there, and turned into the seconds of some work."""
+"""A machine's limits: the kernels measure them, and the seconds of some work follow from them."""
 
 from collections.abc import Iterator
 from dataclasses import replace

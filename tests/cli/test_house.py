@@ -1,4 +1,4 @@
-"""What holds for every command: help without torch, versions, errors as messages."""
+"""Rules for every command: help without torch, versions, errors as messages."""
 
 import importlib.metadata
 import json

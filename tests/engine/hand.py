@@ -1,4 +1,4 @@
-"""What the tests of the engine share: a scripted model that is watched, and the definitions it is held against.
+"""Shared by the tests of the engine: a scripted model that is watched, and the definitions it is held against.
 
 Nothing here is taken from the engine but its plain data: what a row reads is found by asking every position.
 """

@@ -1,4 +1,4 @@
-"""What the page says and offers when something that it asked for does not happen."""
+"""The page says what failed, and offers another attempt, when its server does not answer or refuses."""
 
 import json
 import time

@@ -160,7 +160,8 @@ def check_softmax(explored, seen):
         assert weight == pytest.approx(weights[best] * math.exp(score - scores[best]), rel=1e-3)
     foot = explored.tab.locator(".way tfoot").inner_text()
     others = READER + 1 - len(scores)
-    assert f"{len(scores)} highest of {READER + 1} are shown; the other {others} hold together" in foot
+    shown = f"{len(scores)} of {READER + 1} are shown: the highest, and this token"
+    assert f"{shown}; the other {others} hold together" in foot
     row = explored.tab.evaluate("window.__explorer.row")
     assert row["head"] == seen["head"]
     assert row["codes"][POSITION] == pytest.approx(255 * math.sqrt(seen["weight"]), abs=1)

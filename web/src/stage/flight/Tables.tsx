@@ -75,7 +75,7 @@ export function Reads({ view, weights }: { view: WayView; weights: boolean }) {
         <tr>
           <th scope="row" colSpan={3} data-others={others}>
             {others > 0
-              ? `The ${view.reads.length} highest of ${read} are shown; the other ${others}`
+              ? `${view.reads.length} of ${read} are shown: the highest, and this token; the other ${others}`
               : `all ${read} are shown`}
             {others > 0 && (weights ? " hold together" : " are read too")}
           </th>
