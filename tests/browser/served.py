@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from contextlib import contextmanager
 
+import uvicorn
+
 from tests.engines import until
 from tokenwright import LLM
 from tokenwright.llm.web_page import page_folder
@@ -13,6 +15,13 @@ from tokenwright.serve.service.model_host import ModelHost
 from tokenwright.serve.transport.guard import Policy
 from tokenwright.serve.transport.server import Server as Uvicorn
 from tokenwright.serve.transport.sockets import listen
+
+
+class Staying(Uvicorn):
+    """Answers on when its model could not be read, so that the page can say why."""
+
+    async def on_tick(self, counter):
+        return await uvicorn.Server.on_tick(self, counter)
 
 
 class Server:
@@ -29,7 +38,7 @@ class Server:
         app = make_app(ModelHost("stories", self.load), Policy.of([f"127.0.0.1:{self.port}"], self.keys), page_folder())
         self.explorer = app.state.explorer
         self.service = app.state.service
-        self.server = Uvicorn(app, 0.0, print)
+        self.server = Staying(app, 0.0, print)
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [listener]})
         self.thread.start()
 

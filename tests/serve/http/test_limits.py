@@ -377,7 +377,11 @@ def test_a_long_reply_says_the_same(
     long = asked()
     assert long[2] == short[2]
     assert short[0] <= {"server"} and short[1] == {"server"}
-    assert bool(long[0]) is bool(short[0]) and "server" not in long[0] and long[1] - {"server"}
+    assert bool(long[0]) is bool(short[0]) and long[1] - {"server"}
+    if body.get("stream"):  # a thread writes the echo; the tokens that come after it are few
+        assert long[0] - {"server"}
+    else:
+        assert "server" not in long[0]
 
 
 @pytest.mark.parametrize(("prompt", "tokens"), [("a", 1000), (["a"] * 100, 10)], ids=["one prompt", "many"])
